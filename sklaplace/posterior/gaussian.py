@@ -401,7 +401,7 @@ class GaussianPosterior:
         >>> bool(louder.scale < posterior.scale)
         True
         """
-        if len(levels) == 1:
+        if len(levels) == 1:  # a common level leaves all proportions unchanged
             return self.replace(sigma_noise=levels[0])
         proportions = self.noise_proportions.to(levels).expand_as(levels)
         # levels = σ · new proportions, with a σ that keeps the mean of their logarithms
@@ -410,13 +410,16 @@ class GaussianPosterior:
         factors = sigma / ratio  # old proportions divided by new proportions
         rescaled = self.replace(sigma_noise=sigma)
         is_same = bool((factors.detach() - 1).abs().max() < MAX_ROUNDING_OF_LEVELS)
-        structure = None
+        structure = None  # unless it is converted to the new proportions
         # with equal proportions, a new structure is needed only for gradients
         if self.layout.is_separable and not (is_same and not levels.requires_grad):
+            # the curvature is proportional to 1/σ² to this power, and is multiplied
+            # by the factors from both sides
             power = self.curvature_order
             structure = self.structure.with_output_factors(factors**power)
         if structure is None:
             return rescaled if is_same else None
+        # new proportions of the noise, as the likelihood stores them
         relative = tuple((proportions / factors.detach()).tolist())
         return replace(
             rescaled,
@@ -512,6 +515,7 @@ class GaussianPosterior:
         >>> posterior.precision_matrix().shape
         torch.Size([111, 111])
         """
+        # raises ValueError if too little memory is free for float64 matrices
         require_bytes(
             DENSE_COPIES * 8 * self.layout.n_parameters**2,
             self.mean.device,
@@ -600,7 +604,7 @@ class GaussianPosterior:
 
     @property
     def _prior(self) -> "GaussianPosterior | priors.Independent":
-        """The earlier posterior if there is one, else the prior of the weights."""
+        """The posterior of an earlier task, if any, else the prior of the weights."""
         if self.earlier is not None:
             return self.earlier
         delta = priors.expand(self.prior_precision, self.layout)
@@ -756,6 +760,7 @@ class GaussianPosterior:
         >>> second.posterior_.earlier is not None
         True
         """
+        # structures are added as sums, in accumulators filled with each of them
         total, new = accumulator(self.layout), accumulator(self.layout)
         # the sum is later multiplied by self.scale
         earlier.structure.scaled(earlier.scale / self.scale).add_to(total)

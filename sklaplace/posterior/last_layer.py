@@ -108,8 +108,10 @@ class LastLayerModel(LinearModel):
         """Yield Jacobian rows from features and the loss Hessian at outputs ``f``.
 
         Each batch has as many samples as the accumulator can process in the budget of
-        memory.
+        memory. The rows ``SᵀJ``, for the loss Hessian ``S Sᵀ``, are stored as the
+        Hessian, the features and the map from the layer's to the network's outputs.
         """
+        # float64 numbers per sample
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         for start in range(0, len(f), n_rows):
@@ -125,7 +127,8 @@ class LastLayerModel(LinearModel):
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
         """Kronecker factor of each tensor's inputs, and the number of averaged samples.
 
-        The factors do not depend on the weights.
+        The tensors are the weight and any bias. The factors do not depend on the
+        weights, so they are computed only once.
         """
         weights, device = self.sample_weight, self.features.device
         inputs = head_inputs(self.layout, self.features)
@@ -133,7 +136,10 @@ class LastLayerModel(LinearModel):
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
-        """Return the Kronecker-factored curvature at outputs ``f``."""
+        """Return the Kronecker-factored curvature at outputs ``f``.
+
+        Only the factor of the layer's outputs depends on ``f``.
+        """
         hessian = curvature(
             self.likelihood, f, self.targets, self.sample_weight, self.keys
         )
@@ -162,6 +168,7 @@ class LastLayerModel(LinearModel):
         if blocks is not None:
             return self._on_weights(blocks, rho, dtype)
         n, i = self.features.shape
+        # None if it is not smaller either
         dual = self._dual_blockwise(f, rho) if n < i else None
         operator = self._kron_operator(f, rho, dtype) if dual is None else dual
 
@@ -190,6 +197,7 @@ class LastLayerModel(LinearModel):
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
+        # the subsample has SAMPLES_PER_INPUT times as many samples as inputs
         is_small = _fit_budget(SAMPLES_PER_INPUT, i + self._has_bias)
         if n < i or low != high or not is_small:
             return None
@@ -212,7 +220,8 @@ class LastLayerModel(LinearModel):
     ) -> Operator:
         """Apply the prior alone to means over classes, and the operator to deviations.
 
-        A softmax ignores a constant that is added to all logits. ``H`` is zero in the
+        ``rows`` is the operator on weights (o, i), one row per output of the layer. A
+        softmax ignores a constant that is added to all logits. ``H`` is zero in the
         corresponding directions. With one preconditioner block per output, each
         direction in which ``H`` is zero would require one iteration. If all classes
         have the same prior precisions, no other directions are affected. Otherwise, or
@@ -278,12 +287,13 @@ class LastLayerModel(LinearModel):
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
-        i += self._has_bias
+        i += self._has_bias  # one more input
         if not _fit_budget(o, i):
             return None
         inputs = self._inputs_of_subsample(dtype)
         # the subsample represents all n samples
         scaled = curvatures.to(inputs) * (n / len(inputs))
+        # Xᵀ Λ X of each output, (i, i), for its curvatures (n, 1) of the samples
         grams = [inputs.T @ (inputs * column) for column in scaled.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
         blocks.diagonal(dim1=1, dim2=2).add_(self.by_output(rho))
@@ -316,6 +326,7 @@ class LastLayerModel(LinearModel):
                 products = (self.features / row[:i]) @ self.features.T
                 products += (1 / row[i:]).sum()  # for any bias
             grams.append(products)
+        # I + S X D⁻¹ Xᵀ S of each output, (o, N, N)
         blocks = torch.stack(grams).mul_(roots.T.unsqueeze(1))
         blocks.mul_(roots.T.unsqueeze(2))
         blocks.diagonal(dim1=1, dim2=2).add_(1)
@@ -327,6 +338,7 @@ class LastLayerModel(LinearModel):
 
         def apply(v: Tensor) -> Tensor:
             scaled = v / rho  # in float32, differences would be rounding errors
+            # S (L Lᵀ)⁻¹ S X D⁻¹ v, as (N, o)
             columns = inverses @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
             hidden = (inverses.mT @ columns).squeeze(2).T * roots
             return (scaled - self._weight_gradients(hidden) / rho).to(v.dtype)
@@ -348,12 +360,13 @@ class LastLayerModel(LinearModel):
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
     """Return the number of bytes needed to refit a last layer on ``n_rows`` samples."""
     i = layout.blocks[0].factor_shape[1]
-    # inputs in float64 and in the dtype of the network; outputs, gradients and
-    # intermediate results of a step
+    # inputs in float64 and in the network's dtype, of at most eight bytes; outputs,
+    # gradients and intermediate results of a step, about six float64 arrays (n, c)
     per_row = 16 * i + 6 * 8 * n_outputs
-    # a factor, its eigenvectors and the workspace to compute them
+    # few samples need no matrix (i, i), but inner products of samples
     is_dual = n_rows < i and _fit_budget(n_outputs, n_rows)
-    # no matrix (i, i) is needed for the dual form or for a diagonal factor
+    # (i, i): a factor, its eigenvectors and the workspace to compute them, unless the
+    # factor is diagonal
     width = 0 if is_dual or i > MAX_DENSE_WIDTH else i
     # weights, gradient, direction and its product with the curvature
     return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
@@ -388,25 +401,36 @@ class LastLayerRecorder:
     def add(self, rows: ObservedRows) -> None:
         """Record the samples of a batch, unless their rows contradict ``head_map``.
 
-        If they do, all samples are dropped. A batch may come in parts with some columns
-        of the rows each. All parts are checked, and the first one is recorded.
+        ``head_map`` is the Jacobian of the network's outputs with respect to the last
+        layer's outputs, assumed to be the same for all samples. If the rows of a sample
+        show another Jacobian, no linear model exists. All samples are then dropped,
+        ``head_map`` becomes None, and nothing is recorded any more.
+
+        A batch may come in parts with some columns of the rows each. All parts are
+        checked, and the first one is recorded.
         """
         if self.head_map is None:
             return
         f, jacobian = rows.f, rows.jacobian
         block = jacobian.layers[0].first
+        # rows of a `HeadBlock` have been computed with head_map
         if not block.is_from_head and not self._agrees(block.g, rows.hessian, jacobian):
             self._stop()
         elif not jacobian.first_column:  # once per sample, not for every part
             ones = torch.ones(len(f), device=f.device)
             weights = ones if rows.weights is None else rows.weights
+            # keys are missing if no random draw depends on them
             no_keys = torch.zeros(len(f), dtype=torch.long)
             keys = no_keys if rows.keys is None else rows.keys
             self.features.append(block.a.squeeze(1))
             self.outputs.append(LabelledOutputs(f, rows.targets, weights, keys))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Append another recorder's samples; drop all if a recorder has stopped."""
+        """Append another recorder's samples; drop all if a recorder has stopped.
+
+        A recorder stops, with ``head_map`` None, if the outputs are not affine in the
+        last layer's weights.
+        """
         if self.head_map is None or other.head_map is None:
             self._stop()
         else:
@@ -420,9 +444,9 @@ class LastLayerRecorder:
     def _agrees(self, g: Tensor, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Return whether the head map ``M`` explains gradients ``g = SᵀM``.
 
-        ``g`` has the shape (b, k, 1, o). Only ``g v = Sᵀ (M v)`` is checked, for one
-        vector ``v`` (o,). This costs 1/c as much as checking all entries. `HeadBlock`
-        rows are not checked.
+        ``g`` has the shape (b, k, 1, o). ``S Sᵀ`` is the loss Hessian in the outputs.
+        Only ``g v = Sᵀ (M v)`` is checked, for one vector ``v`` (o,). This costs 1/c as
+        much as checking all entries. The batch may have only k of the columns of ``S``.
         """
         m = self.head_map
         assert m is not None
@@ -432,6 +456,7 @@ class LastLayerRecorder:
         mapped = v if isinstance(m, IdentityMap) else m @ v.to(m)
         expected = columns[..., : jacobian.n_columns].mT @ mapped
         difference = g.squeeze(2).double() @ v - expected
+        # far above rounding errors of float32, and far below other Jacobians
         return bool(difference.abs().max() <= 1e-4 * expected.abs().max())
 
     def build(
@@ -440,7 +465,10 @@ class LastLayerRecorder:
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> LastLayerModel | None:
-        """Build the linear model, or return None if the outputs are not affine."""
+        """Build the linear model, or return None if the outputs are not affine.
+
+        ``template`` is the posterior with the model's layout, weights and likelihood.
+        """
         if not self.is_linear:
             return None
         features = torch.cat(self.features).double()

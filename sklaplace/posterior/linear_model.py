@@ -163,7 +163,8 @@ class LinearModel(ABC):
     ) -> Structure:
         """Return the curvature at outputs ``f``, summed by the accumulator.
 
-        Some accumulators need several passes over all samples.
+        Some accumulators need several passes over all samples, such as one to choose
+        points and one to sum products with them.
         """
         while True:
             for jacobian in self.jacobians_at(f, curvature, accumulator):
@@ -176,7 +177,10 @@ class LinearModel(ABC):
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
-        """Return the posterior at another mean (P,), with new curvature and loss."""
+        """Return the posterior at another mean (P,), with new curvature and loss.
+
+        All other fields are those of the template.
+        """
         f = self.at(mean)
         w, n_targets = self.sample_weight, template.data_fit.n_targets
         data_fit = DataFit.of(self.likelihood, f, self.targets, w, n_targets)
@@ -242,7 +246,8 @@ class LinearModel(ABC):
         """Return ``v -> (H + diag ρ) v`` at outputs ``f``, for ``H = Jᵀ Λ J``.
 
         ``Λ`` is the Hessian of the weighted losses in the outputs. If outputs have
-        weights, ``Λ`` is multiplied by their square roots from both sides.
+        weights, ``Λ`` is multiplied by their square roots from both sides, because the
+        likelihood's Hessian is that of the losses without weights.
         """
         (forward, backward), ridge = self.products(dtype), rho.to(dtype)
         hessian = self.likelihood.hessian_operator(f.to(dtype))

@@ -54,16 +54,21 @@ class LinearisedNetwork(LinearModel):
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> "LinearisedNetwork":
-        """Build a model from batches that can be iterated over repeatedly."""
+        """Build a model from batches that can be iterated over repeatedly.
+
+        ``template`` is the posterior with the model's layout, weights and likelihood.
+        """
         jacobians = _Jacobians(batches)
+        # this pass also caches the Jacobians, if they fit in memory
         outputs = list(jacobians.first_pass())
         fields = {"jacobians": jacobians, "structure": template.structure}
         return cls.of_batches(template, outputs, curvature, accumulator, **fields)
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
-        """Return ``v -> J v`` and ``u -> Jᵀ u``.
+        """Return ``v -> J v``, (P,) to (N, c), and ``u -> Jᵀ u``, in ``dtype``.
 
-        Each product takes one pass over all samples.
+        Each product takes one pass over all samples. Jacobians have the network's
+        dtype, so only float64 requires a conversion.
         """
 
         def in_dtype() -> Iterator[Jacobian]:
@@ -89,7 +94,8 @@ class LinearisedNetwork(LinearModel):
     ) -> Iterator[Jacobian]:
         """Yield Jacobian rows ``Sᵀ J``; ``S Sᵀ`` is the output Hessian at ``f``.
 
-        The cached batches of the Jacobian are used, whatever the accumulator.
+        The batches of the Jacobian are those of its computation, whatever the
+        accumulator can process at once.
         """
         start = 0
         for jacobian in self.jacobians:
@@ -109,6 +115,7 @@ class LinearisedNetwork(LinearModel):
         Otherwise, ``M`` is a Kronecker-factored or diagonal curvature at ``f``. ``ρ``
         is averaged over weights that must have equal precisions in ``M``.
         """
+        # ρ is in units of the loss, whose factor is then one
         scale = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
         if not isinstance(structure, Diagonalised):
@@ -121,7 +128,10 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Average ``rho`` (P,) geometrically at the finest level ``structure`` supports."""
+    """Average ``rho`` (P,) geometrically at the finest level ``structure`` supports.
+
+    The levels are all weights (P,), parameter tensors (L,), and a single number ().
+    """
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:
@@ -140,7 +150,8 @@ class _Jacobians:
     def first_pass(self) -> Iterator[LabelledOutputs]:
         """Yield the outputs of all batches, and cache the Jacobians.
 
-        Once the Jacobians exceed the limit of memory, all of them are dropped.
+        Once the Jacobians exceed the limit of memory, all of them are dropped, and
+        later passes recompute them. The outputs are yielded in either case.
         """
         n_bytes = 0
         for batch in self._batches:

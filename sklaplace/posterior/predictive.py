@@ -51,7 +51,8 @@ def linearised_mean(
 ) -> Tensor:
     """Return the mean of the linearised outputs, (b, c), float64.
 
-    ``f`` and ``jacobian`` are evaluated at the network's weights.
+    ``f`` (b, c) and ``jacobian`` are evaluated at the network's weights. The posterior
+    mean differs from them, and so do the outputs, only if a linear model was refitted.
     """
     if not posterior.is_refitted:
         return f.double()
@@ -92,7 +93,7 @@ def glm(
     pass with c columns, down to the selected weights, is also required.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
-    n_blocks = posterior.likelihood.n_blocks
+    n_blocks = posterior.likelihood.n_blocks  # r, each with its own softmax
     # pairs of all outputs (b, c) and the Jacobian of some outputs
     parts = jac.backpropagate_in_parts(forward, x, posterior.layout, centring)
     if not diagonal:  # covariances need all outputs at once
@@ -102,13 +103,13 @@ def glm(
         centred_f = f if centring is None else centring.centred(f)
         outputs = centred_f.narrow(1, jacobian.first_column, jacobian.n_columns)
         means.append(linearised_mean(posterior, outputs, jacobian))
-        if n_blocks > 1 and not diagonal:
+        if n_blocks > 1 and not diagonal:  # no covariances between blocks
             projection = projected(posterior.structure, jacobian, n_blocks)
             cov = projection.covariance(posterior.precision, diagonal=False)
         else:
             cov = posterior.precision.output_covariance(jacobian, diagonal=diagonal)
         covariances.append(cov)
-    if len(means) == 1:
+    if len(means) == 1:  # without copies
         return means[0], covariances[0]
     return torch.cat(means, 1), torch.cat(covariances, 1)
 
@@ -128,8 +129,8 @@ def network_draws(
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
     Each forward pass evaluates one weight sample, or as many weight samples as fit in
-    the cache. Samples are evaluated one by one if vmap does not support the network.
-    The network's own weights do not change.
+    the cache. Samples are evaluated one by one if vmap does not support the network;
+    ``forward.takes_many`` is then False. The network's own weights do not change.
     """
     parameters = dict(forward.module.named_parameters())
     jac.require_known_layers(forward, x, posterior.layout)
@@ -140,6 +141,7 @@ def network_draws(
         return call_with(forward, cast, x).double()
 
     n_inputs = sum(leaf.numel() for leaf in leaves(x))
+    # samples per forward pass: the size of the cache in bytes over that of the
     # weights and intermediate values of one weight sample, eight bytes each
     per_pass = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
@@ -190,7 +192,7 @@ def moments(
     draws = blocks.flatten(1, 2)
     mean = draws.mean(-1)
     deviations = draws - mean.unsqueeze(-1)
-    n = max(1, draws.shape[-1] - 1)
+    n = max(1, draws.shape[-1] - 1)  # unbiased; one draw has a variance of zero
     if diagonal:
         return mean, (deviations**2).sum(-1) / n
     if n_blocks > 1:
@@ -215,6 +217,7 @@ def in_graph(
     values = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
     jac.require_known_layers(forward, x, layout)
+    # only derivatives with respect to these weights are computed
     selected = {block.name: values[block.name] for block in layout.blocks}
 
     def outputs(values: dict[str, Tensor], row: Batch) -> tuple[Tensor, Tensor]:

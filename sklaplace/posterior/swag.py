@@ -105,6 +105,7 @@ class SWAGPosterior:
             torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)
             for size in (p, k)
         )
+        # each kind of noise contributes one half of its estimate of the covariance
         draws *= (self.diagonal / 2).sqrt()
         draws += shared @ self.deviations / (2 * (k - 1)) ** 0.5
         return draws.add_(self.mean)

@@ -34,7 +34,7 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     are used to warn if the network alone predicts them better.
     """
     if problem.learned is not None:
-        # learned for the network's weights, so these are not refitted
+        # fixed, and learned for the network's weights, so these are not refitted
         problem = problem.under(problem.learned, refine=False)
         if not problem.free_noise:
             compare_with_network(problem, problem.posterior)
@@ -62,8 +62,10 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
 
     The prior's standard deviation is `RELATIVE_STD` times the root mean square of the
     weights, so small that the posterior hardly differs from the network. A free noise
-    level is that of the training samples. A warning states this choice.
+    level is ``seen_noise``, the network's noise level on the training samples. A
+    warning states this choice.
     """
+    # the text is empty if the noise is not free
     remark = ", and sigma_noise is estimated from training samples" * problem.free_noise
     warn_user(
         "There are no held-out samples, so 'auto' leaves the network's predictions "
@@ -90,12 +92,14 @@ _NOISE_OF_TRAINING = (
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Choose the prior by the evidence, and noise and refit on any held-out samples.
 
-    If the evidence also chooses the noise, held-out samples choose nothing. They are
-    always used to warn if the network alone predicts them better.
+    The choice of a refit is whether the posterior mean is that of the refitted linear
+    model, or the network's weights. If the evidence also chooses the noise, held-out
+    samples choose nothing. They are always used to warn if the network alone predicts
+    them better.
     """
     noise_on_held_out = problem.free_noise and problem.noise_on_held_out
     noise_by_evidence = problem.free_noise and not problem.noise_on_held_out
-    if noise_by_evidence or not problem.has_held_out:
+    if noise_by_evidence or not problem.has_held_out:  # the evidence chooses all
         if noise_on_held_out:
             warn_user(_NOISE_OF_TRAINING)
         posterior = maximise_with_levels(problem)

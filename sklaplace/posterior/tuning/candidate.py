@@ -49,6 +49,7 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     Each batch is projected once and then used for all ratios.
     """
     posterior, diagonal = problem.posterior, problem.score.diagonal
+    # variances are the same with or without blocks of outputs
     n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
     # for each ratio, the errors of all batches
     by_ratio: list[list[_Errors]] = [[] for _ in path]
@@ -59,7 +60,7 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
             projection = projected(structure, batch.jacobian, n_blocks)
             projections.append((batch, mean, projection))
         for ratio, errors in zip(path, by_ratio, strict=True):
-            # H + ρ, so covariances are in units of 1/scale
+            # this P is H + ρ, so covariances are in units of 1/scale
             precision = structure.precision(
                 ratio, torch.ones_like(part.posterior.scale)
             )
@@ -114,7 +115,7 @@ class _Errors(NamedTuple):
         numerical search.
         """
         posterior, weights = problem.posterior, batch.weights.double()
-        # losses without meaning, and empty squares and variances
+        # of the right size but without meaning: only one branch below sets each
         losses, squares, variances = weights, mean[:, :0], mean[:, :0]
         if posterior.likelihood.has_noise:
             squares = (mean - batch.targets) ** 2
@@ -149,7 +150,8 @@ def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candid
     else:
         mean_loss = shares @ errors.losses
     score = float(mean_loss) * total
-    # a fixed prior satisfies the ratio by its noise level, if there is noise
+    # the prior follows from the ratio and the scale, which contains the new noise
+    # level; a fixed prior satisfies the ratio by its noise level, if there is noise
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
     return Candidate(
@@ -166,7 +168,7 @@ def _with_noise(
     squares: Tensor,
     variances: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return σ² and the mean Gaussian negative log-likelihood, both ().
+    """Return σ² and the mean Gaussian negative log-likelihood in nats, both ().
 
     The variance of a target is ``σ² r² + σ^(2·order) v``, with the output's noise
     proportion ``r`` and its variance ``v``.
@@ -185,6 +187,7 @@ def _with_noise(
         Variances of the outputs in units of ``σ^(2·order)``.
     """
     posterior = problem.posterior
+    # squares r² of the noise proportions, (c,) or (1,)
     order, relative = posterior.curvature_order, posterior.noise_proportions**2
 
     def loss(variance: Tensor) -> Tensor:
@@ -204,6 +207,8 @@ def _with_noise(
     else:
         # log σ² if noise alone explains the residuals
         upper = float(clamped(weights @ (squares / relative).mean(1)).log())
+        # σ² is smaller if the outputs' variances explain some of them; exp(-30) of it
+        # is no noise, and the margin of one lets the search reach the upper end
         bounds = upper - 30, upper + 1
         minimum = minimize_scalar(loss_at, bounds=bounds, method="bounded")
         variance = ratio.new_tensor(math.exp(minimum.x))

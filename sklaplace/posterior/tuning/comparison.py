@@ -30,7 +30,7 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
     """
     if problem.validation is None:
         return
-    score = problem.score
+    score = problem.score  # how the posterior's predictions are scored
     likelihood: Any = posterior.likelihood
     n_blocks = 1 if score.diagonal else likelihood.n_blocks
     losses, outputs = [], []
@@ -48,6 +48,7 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
         return
     # the evidence also chose the noise, which 'auto' tunes on held-out samples
     noise_by_evidence = problem.free_noise and not problem.noise_on_held_out
+    # text times a bool, and list times a bool: empty if false
     remedies = [
         "prior_precision='validation'" + " with sigma_noise='auto'" * noise_by_evidence,
         *["subset_of_weights='last_layer'"] * (posterior.layout.head is None),
@@ -76,7 +77,7 @@ def network_losses(
     noise : Tensor or None
         Noise level (). None means the most probable noise level of each output.
     """
-    rows = []
+    rows = []  # pairs of losses (b,), or residuals (b, c), and weights (b,)
     for f, y, w in batches:
         f = f.double()
         if likelihood.is_classification:
@@ -84,7 +85,7 @@ def network_losses(
             loss = likelihood.log_loss(p.clamp(min=torch.finfo(p.dtype).tiny).log(), y)
         elif likelihood.has_noise:
             loss = f - y  # residuals: the noise may depend on all batches
-        else:
+        else:  # outputs have no variance, and the noise level is not used
             loss = -likelihood.log_density(f, torch.zeros_like(f), y.double(), 1.0)
         rows.append((loss, torch.ones_like(f[:, 0]) if w is None else w.double()))
     losses, weights = map(torch.cat, zip(*rows, strict=True))
@@ -106,7 +107,8 @@ def increased_means(
     """
     shares, excess = weights / weights.sum(), losses - reference
     mean = shares @ excess
-    # standard error of a weighted mean
+    # standard error of a weighted mean; the divisor corrects for the estimated mean,
+    # as 1 - 1/n does with equal weights
     error = (shares**2 @ (excess - mean) ** 2 / (1 - shares @ shares)).sqrt()
     if mean > NOTABLE and mean > error:
         return float(shares @ losses), float(shares @ reference)

@@ -46,8 +46,9 @@ SMALLEST_NOISE_TO_SPREAD = 1e-4
 def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence, for the refitted linear model or at the network's weights.
 
-    The network's weights are used if ``refine`` is False, or if ``refine`` is "auto"
-    and there is no linear model.
+    ``refine`` says whether to refit the model that is linear in the weights. The
+    network's weights are used if ``refine`` is False, or if ``refine`` is "auto" and
+    there is no linear model.
     """
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
@@ -159,10 +160,14 @@ class NegativeEvidence:
         return self._free_logs(h) - self._typical
 
     def hyperparameters(self, v: ndarray | Tensor) -> Hyperparameters:
-        """Return the hyperparameters at coordinates ``v``; fixed ones are unchanged."""
+        """Return the hyperparameters at coordinates ``v``; fixed ones are unchanged.
+
+        ``v`` (n,) are logarithms of the free hyperparameters divided by typical values.
+        """
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
         if self.free_prior:  # one value per group, then any noise level
+            # free_noise counts as one value or none
             delta = values[: len(values) - self.free_noise]
             delta = priors.by_tensor(delta, h.groups).reshape(h.prior_precision.shape)
             h = replace(h, prior_precision=delta)
@@ -175,8 +180,10 @@ class NegativeEvidence:
     def start(self) -> GaussianPosterior:
         """Return the posterior after a single MacKay update, starting at γ = P/2.
 
-        The update ``δ = γ / ‖θ - μ₀‖²`` of each group of weights is kept near a typical
-        prior precision, because ``θ - μ₀`` may vanish in a group.
+        The update ``δ = γ / ‖θ - μ₀‖²`` of each group of weights has γ effective
+        parameters, of which half of the weights is a guess. It is kept within a factor
+        ``exp(10)`` of a typical prior precision, because ``θ - μ₀`` may vanish in a
+        group.
         """
         posterior = self.posterior
         if not self.free_prior:
@@ -190,7 +197,8 @@ class NegativeEvidence:
         """Return the value, the gradient (n,) and the Hessian (n, n) at ``v`` (n,).
 
         A closed form is used if the log-determinant follows from eigenvalues of ``H``.
-        Otherwise, all derivatives are computed by automatic differentiation.
+        Otherwise, all derivatives are computed by automatic differentiation. ``v`` are
+        the logarithms of the n free hyperparameters divided by typical values.
         """
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
@@ -213,6 +221,7 @@ class NegativeEvidence:
         """
         p = self.at(v)
         order, delta = p.curvature_order, p.prior_precision
+        # half the sum of squared residuals over σ²T
         n, loss = float(p.data_fit.n_targets), float(p.data_fit.loss * p.loss_scale)
         scatter = float(p.scatter())
         u = delta / (p.scale * p.structure.eigenvalues + delta)
@@ -221,6 +230,7 @@ class NegativeEvidence:
         gradient = np.array([scatter - sum_w, 2 * n - 4 * loss - 2 * order * sum_w]) / 2
         mixed, in_noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
         hessian = np.array([[(sum_uw + scatter) / 2, mixed], [mixed, in_noise]])
+        # index 0 is log δ, and index 1 is log σ; the bools count as 0 or 1
         free = slice(not self.free_prior, 1 + self.free_noise)
         return value, gradient[free], hessian[free, free]
 
@@ -228,7 +238,9 @@ class NegativeEvidence:
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
     """Return a scalar prior precision typical of the weights, ().
 
-    If the weights equal the prior mean, the value is typical of the curvature instead.
+    The value is MacKay's update ``γ / ‖θ - μ₀‖²`` with γ = P/2 effective parameters. If
+    the weights equal the prior mean, the value is the mean curvature instead, or one
+    without curvature.
     """
     scatter = ((posterior.mean - posterior.hyperparameters.prior_mean) ** 2).sum()
     if scatter > SMALLEST:
@@ -243,7 +255,9 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     Return the last point (n,), and whether the method has converged.
 
     Absolute eigenvalues make every step a descent direction, even at saddle points or
-    if the curvature is negative. Steps that do not decrease the value are halved.
+    if the curvature is negative. Steps that do not decrease the value are halved, up to
+    30 times, which leaves 1e-9 of a step. ``v`` (n,) is the initial point, in the
+    coordinates of `NegativeEvidence`.
     """
     value, gradient, hessian = objective.derivatives(v)
     for _ in range(MAX_EVALUATIONS):
@@ -267,7 +281,12 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 
 
 def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
-    """Return a descent step, limited to three in each logarithm and zero at bounds."""
+    """Return a descent step, limited to three in each logarithm and zero at bounds.
+
+    Coordinates ``at_bound`` (n,) are removed from the Hessian, and their gradient is
+    already zero. A longer step would trust the quadratic model over factors above
+    ``exp(3)``.
+    """
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
     # a floor prevents division by zero, even if all eigenvalues are zero
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
@@ -289,10 +308,11 @@ def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
             (gradient,) = grad(value, point)
         return value.item(), gradient.numpy()
 
+    # many cheap iterations, and tolerances near the rounding errors of the value
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     bounds = [(-LOG_BOUND, LOG_BOUND)] * len(v)
     result = minimize(evaluate, v, jac=True, bounds=bounds, options=options)
-    return result.x, result.status == 0
+    return result.x, result.status == 0  # zero means convergence
 
 
 # ------------------------------------------------- at the refitted linear model
@@ -324,10 +344,13 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
         history.append(torch.stack([point, update]))
         v = _accelerated(history) if _may_accelerate(history) else update
         if tolerance > ROUNDING:
+            # weights should err by a tenth of the change; the loss at its minimum is
+            # quadratic in the error of the weights
             tolerance = min(tolerance, (change / 10) ** 2)
             if tolerance < FINEST:
                 tolerance = ROUNDING
                 history.clear()  # signs of small changes may be wrong
+        # all hyperparameters by name, of which the fixed ones do not change
         template = posterior.replace(**vars(evidence.hyperparameters(v)))
         posterior = model.refit(template, tolerance=tolerance)
         # comparing costs a log-determinant, and most searches end long before
@@ -361,7 +384,8 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
     if problem.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
-        # γ = n if every target is interpolated: keep a tenth of a target
+        # n - γ targets are left to determine the noise; γ = n if every target is
+        # interpolated: keep a tenth of a target
         variance = squares / (n - order * gammas.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE_TO_SPREAD**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
@@ -373,7 +397,8 @@ def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
     if posterior.prior_precision.ndim == 0:
         return posterior.precision.effective_dimension()
     gamma = posterior.precision.effective_parameters()
-    return gamma.masked_fill(gamma < 1e-12, 0)  # rounding
+    # smaller values are rounding errors of one minus a number near one
+    return gamma.masked_fill(gamma < 1e-12, 0)
 
 
 def _may_accelerate(history: list[Tensor]) -> bool:
@@ -400,12 +425,15 @@ def _accelerated(history: list[Tensor]) -> Tensor:
     if len(history) == 1:
         return update
     last_point, last_update = history[-2].unbind()
+    # zero, for a plain update, if the last two points are equal
     slope = ((update - last_update) / (point - last_point)).nan_to_num(0.0, 0.0, 0.0)
-    # slopes near one would make the step arbitrarily long
+    # slopes near one would make the step arbitrarily long; slopes below minus one, and
+    # steps above a factor exp(3), come from points too far apart for a line
     step = ((update - point) / (1 - slope.clamp(-1, 0.99))).clamp(-3, 3)
     target = (point + step).clamp(-LOG_BOUND, LOG_BOUND)
     if len(point) > 1:
         return target
+    # v is a point, and image is its update
     low = max([float(v) for v, image in history if image > v], default=-LOG_BOUND)
     high = min([float(v) for v, image in history if image < v], default=LOG_BOUND)
     # imprecise refits may make the bracket empty
@@ -420,6 +448,7 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
     a group of parameter tensors for each of its tensors.
     """
     shape = posterior.prior_precision.shape
+    # a single number, for which values may already be their sum, or one per weight
     if not shape or shape == values.shape:
         return values if shape else values.sum()
     sums = torch.stack([piece.sum() for piece in posterior.layout.split(values)])

@@ -46,8 +46,8 @@ def score_grid(
     """Score each prior precision on the folds of a problem.
 
     For each prior precision, `best_candidate` chooses a free noise level, and whether
-    to refit the weights if ``refine="auto"``. Both choices maximise the likelihood of
-    the held-out samples of all folds together.
+    to refit the linear model's weights if ``refine="auto"``. Both choices maximise the
+    likelihood of the held-out samples of all folds together.
 
     Parameters
     ----------
@@ -71,6 +71,7 @@ def score_grid(
         posterior, *folds = (
             part.posterior.replace(sigma_noise=noise) for part in (fixed, *fixed.folds)
         )
+        # `refitted` is empty if the candidate keeps the networks' weights
         posteriors = enumerate(chosen.refitted or folds)
         if fold_score is None:
             scores = [
@@ -84,7 +85,10 @@ def score_grid(
 
 
 def _mean_log_likelihood(fold: TuningProblem, posterior: GaussianPosterior) -> float:
-    """Return the mean log-likelihood of a fold's held-out samples."""
+    """Return the mean log-likelihood of a fold's held-out samples, in nats.
+
+    A candidate's score is the sum of negative log-likelihoods times sample weights.
+    """
     fixed = replace(fold, posterior=posterior, free_prior=False, free_noise=False)
     (candidate,) = scored(fixed, [posterior.prior_precision / posterior.scale])
     weights = [float(batch.weights.double().sum()) for batch in fold.held_out()]
@@ -96,13 +100,15 @@ def _precise(problem: TuningProblem, chosen: Candidate) -> Candidate:
 
     The prior precision is fixed, so the noise level determines ``ρ = δ/scale``. The
     search covers the logarithms of noise levels between the neighbours of the chosen
-    level on `NOISE_PATH`.
+    level on `NOISE_PATH`. If the chosen candidate has a refitted model, refits start at
+    this model. Otherwise, the network's weights are kept.
     """
     h, order = problem.posterior.hyperparameters, problem.posterior.curvature_order
     step = math.log(NOISE_PATH[0] / NOISE_PATH[1])
 
     def with_noise(change: float) -> Candidate:
         """Return the candidate with a change in ``log σ``, with precise refits."""
+        # the scale is proportional to σ^(-2·order)
         scale = chosen.posterior.scale * math.exp(-2 * order * change)
         ratio = h.prior_precision / scale
         if chosen.refitted:

@@ -31,13 +31,14 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
     levels, because the curvature is known only for these ratios.
     """
     posterior = maximise_evidence(problem)
+    # None without a loss for each output; separable if each output has its own weights
     losses = posterior.data_fit.by_output
     if not problem.free_noise or losses is None or not posterior.layout.is_separable:
         return posterior
     for _ in range(MAX_ROUNDS):
         levels = _most_probable_levels(posterior, losses)
         updated = posterior.with_noise_levels(levels)
-        if updated is None:  # no curvature for the new ratios
+        if updated is None:  # the curvature cannot be converted to the new ratios
             break
         # `maximise_evidence` has already found the common factor of the levels
         change = updated.noise_proportions / posterior.noise_proportions

@@ -30,6 +30,9 @@ MIDDLE = 8
 def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate on the path that keeps the network's weights.
 
+    The path contains ratios ``ρ = δ/scale``, starting with the strongest prior. The
+    best candidate has the lowest score, a negative log-likelihood of held-out samples.
+
     If class probabilities are expensive to compute, the score is assumed to have a
     single minimum. Every fourth point is scored first, then the points around the best
     one. The weakest priors are the most expensive, and are skipped once the score
@@ -42,7 +45,7 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     candidates: dict[int, Candidate] = {}  # by index on the path
 
     def best_of(indices: Iterable[int]) -> int:
-        """Score points of the path, and return the best index so far."""
+        """Score new points, add them to the candidates, and return the best index."""
         new = [i for i in indices if i in range(len(path)) and i not in candidates]
         scores = scored(problem, [path[i] for i in new])
         candidates.update(zip(new, scores, strict=True))
@@ -50,10 +53,12 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
     if is_cheap or is_stream:
         return candidates[best_of(range(len(path)))]
+    # every fourth point up to the first one beyond the usual best
     best = best_of(range(0, MIDDLE + STRIDE + 1, STRIDE))
     # unless the score has risen clearly by the last point, score weaker priors, too
     if not candidates[max(candidates)].score > candidates[best].score + MARGIN:
         best = best_of(range(0, len(path), STRIDE))
+    # the points between the best one and its neighbours
     return candidates[best_of(range(best - STRIDE + 1, best + STRIDE))]
 
 
@@ -89,6 +94,7 @@ def best_refitted(
         candidates = {i: refitted(problem, path[i], start, fine) for i in neighbours}
         best = _best(candidates)
     chosen = candidates[best]
+    # without a limit, the score may be infinite, about which the caller raises an error
     if chosen.score >= below and below < math.inf:
         return None
     if problem.score.log_proba is None and problem.free_prior:
@@ -110,6 +116,7 @@ def _search_order(candidates: Mapping[int, Candidate], n_points: int) -> Iterato
     point to ``candidates``.
     """
     middle = min(MIDDLE, n_points - 1)
+    # both neighbours, so that the caller knows the better direction
     initial = middle, middle + 2, middle - 2
     yield from (index for index in initial if index in range(n_points))
     for stride in (2, -2):
@@ -151,5 +158,5 @@ def refitted(
         refit = part.model.refit(template, tolerance=tolerance)
         refits.append(replace(part, posterior=refit))
     problem = replace(problem, folds=tuple(refits)) if problem.folds else refits[0]
-    (candidate,) = scored(problem, [ratio])
+    (candidate,) = scored(problem, [ratio])  # one ratio, one candidate
     return replace(candidate, refitted=tuple(part.posterior for part in refits))

@@ -66,8 +66,8 @@ class HeldOutScore:
     ) -> Tensor:
         """Return negative log-likelihoods (b,) of Gaussian outputs, in nats.
 
-        ``cov`` contains the variances (b, c) if `log_proba` does not take covariances.
-        The noise is that of the posterior.
+        The outputs have means ``mean`` (b, c) and covariances ``cov`` (b, c, c), or
+        variances (b, c) if ``diagonal`` is true. The noise is that of the posterior.
         """
         likelihood: Any = posterior.likelihood
         if self.log_proba is not None:
@@ -166,9 +166,11 @@ class TuningProblem:
     def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
         """Yield pairs of a part and a list of its held-out batches.
 
-        Each list contains one batch, so only one is in memory. If there are many
-        weights, a posterior precision for each batch would take too long. If the
-        batches are in memory, the list then contains all batches of the part.
+        A part is the problem, or one of its folds. Callers compute one posterior
+        precision per list and prior. With few weights, each list contains one batch, so
+        that only its projection is in memory. With many weights, precisions take longer
+        than passes, so the list contains all batches of the part, unless they are not
+        in memory.
         """
         for part in self.parts:
             held_out = part.held_out()

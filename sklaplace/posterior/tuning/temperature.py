@@ -39,6 +39,7 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
         return replace(problem, posterior=posterior.replace(temperature=value))
 
     def score(log_temperature: float) -> float:
+        """Return the best score at a temperature, and record its candidate."""
         if log_temperature not in candidates:
             candidates[log_temperature] = best_candidate(tempered(log_temperature))
         return candidates[log_temperature].score
@@ -50,7 +51,7 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     # only to add candidates, of which the best may be a point of the grid
     minimize_scalar(score, bounds=bounds, method="bounded", options=options)
     best = min(candidates, key=score)
-    if score(best) > score(0.0) - GAIN:
+    if score(best) > score(0.0) - GAIN:  # not clearly better than Bayes' rule
         best = 0.0
     if abs(best) > LOG_GRID[-1]:
         end = round(math.exp(LOG_GRID[-1]))

@@ -65,6 +65,7 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     model. If "auto", a refitted model must be better by `MARGIN`.
     """
     path = _path(problem)
+    # None if no refits are asked for
     refits = best_refitted(problem, path) if problem.refine is True else None
     chosen = refits or best_kept(problem, path)
     # noise and a curvature of order two: δ/scale does not determine a refitted model
@@ -73,7 +74,8 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     with_folds = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in with_folds)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        # a prior stronger than the best prior may have a score above this limit
+        # None if no refitted model is better than the limit; in regression, a prior
+        # stronger than the best one may be returned with a score above it
         chosen = best_refitted(problem, path, chosen.score - MARGIN) or chosen
     return chosen
 
@@ -95,6 +97,7 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
     posterior = chosen.posterior
     if chosen.refitted:
         posterior = problem.model.refit(posterior)
+    # a fixed prior leaves the noise as the only value, and is not to be changed
     both_free = problem.free_noise and problem.free_prior
     return _widened(posterior, chosen.n_targets) if both_free else posterior
 
@@ -115,6 +118,7 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
         fit = posterior.data_fit
         sigma = torch.maximum(sigma, (2 * fit.loss / fit.n_targets).sqrt())
     sigma = sigma * math.sqrt(n / (n - 5))
+    # the ratio of prior to curvature has been chosen, and stays the same
     wider = posterior.replace(sigma_noise=clamped(sigma))
     ratio = posterior.prior_precision / posterior.scale
     return wider.replace(prior_precision=ratio * wider.scale)
@@ -129,7 +133,7 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
     score, batches = problem.score, problem.validation
     if score.log_proba is None or not (score.is_given and isinstance(batches, list)):
         return
-    loss = problem.posterior.likelihood.loss
+    loss = problem.posterior.likelihood.loss  # of outputs (b, c), in nats
     uniform_loss = 0.0
     for batch in batches:
         losses = loss(torch.zeros_like(batch.f), batch.targets).double()
@@ -161,10 +165,12 @@ def _path(problem: TuningProblem) -> list[Tensor]:
     relative = delta / delta.log().mean().exp()  # with a geometric mean of one
 
     def output_variance(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
+        """Return the prior variances of the outputs, (b, c)."""
         prior_variances = 1 / priors.expand(relative, part.posterior.layout)
         return batch.jacobian.double().variance(prior_variances)
 
-    # zero if the outputs do not depend on the weights
+    # divided by this, the prior ``relative`` gives outputs a variance of one on
+    # average; zero if the outputs do not depend on the weights
     mean_variance = _held_out_mean(problem, output_variance).clamp(min=1e-30)
     return [relative * mean_variance / variance for variance in PATH]
 
@@ -172,7 +178,8 @@ def _path(problem: TuningProblem) -> list[Tensor]:
 def _noise_path(problem: TuningProblem) -> list[Tensor]:
     """Return ratios ``δ/scale`` for a fixed δ and noise levels near the residual.
 
-    The scale is ``1/(σ^(2·order) T)``. A fixed noise level has a single ratio.
+    The noise levels are multiples of the network's root mean square residual. The
+    ratio is ``δ σ^(2·order) T``. A fixed noise level has a single ratio.
     """
     posterior, h = problem.posterior, problem.posterior.hyperparameters
     if not problem.free_noise:
@@ -190,7 +197,10 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
-    """Return the weighted mean () of ``values`` (b, c) over samples and outputs."""
+    """Return the weighted mean () of ``values`` over held-out samples and outputs.
+
+    ``values`` maps a part of the problem and one of its batches to values (b, c).
+    """
     pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))
