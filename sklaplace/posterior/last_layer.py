@@ -168,7 +168,7 @@ class LastLayerModel(LinearModel):
         if blocks is not None:
             return self._on_weights(blocks, rho, dtype)
         n, i = self.features.shape
-        # None if it is not smaller either
+        # the dual form is smaller for fewer samples than features, but may be too large
         dual = self._dual_blockwise(f, rho) if n < i else None
         operator = self._kron_operator(f, rho, dtype) if dual is None else dual
 
@@ -419,7 +419,7 @@ class LastLayerRecorder:
         elif not jacobian.first_column:  # once per sample, not for every part
             ones = torch.ones(len(f), device=f.device)
             weights = ones if rows.weights is None else rows.weights
-            # keys are missing if no random draw depends on them
+            # keys are missing if neither random draws nor points depend on them
             no_keys = torch.zeros(len(f), dtype=torch.long)
             keys = no_keys if rows.keys is None else rows.keys
             self.features.append(block.a.squeeze(1))

@@ -141,7 +141,7 @@ def network_draws(
         return call_with(forward, cast, x).double()
 
     n_inputs = sum(leaf.numel() for leaf in leaves(x))
-    # samples per forward pass: the size of the cache in bytes over that of the
+    # weight samples per forward pass: the size of the cache over that of the
     # weights and intermediate values of one weight sample, eight bytes each
     per_pass = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():

@@ -341,8 +341,8 @@ def _squares(root: Root, factor: Tensor) -> Tensor:
     ``F R`` (m, P) is computed in chunks of rows, because it may be large.
     """
     p = root.layout.n_parameters
-    # at least one row per chunk
     squares = factor.new_zeros(p)
+    # at least one row per chunk
     for rows in factor.split(max(1, CHUNK_ELEMENTS // p)):
         squares = squares + (root.rmatmul(rows) ** 2).sum(0)
     return squares

@@ -391,7 +391,7 @@ class FullAccumulator(base.Accumulator):
     def _sum_rows_if_many(self) -> None:
         """Add products of the stored rows to the sum, once these need less memory.
 
-        From then on, each batch is added to the sum at once.
+        The rows are then dropped. From then on, each batch is added to the sum at once.
         """
         n_rows = sum(rows.n_samples * rows.n_columns for rows in self.jacobians)
         fraction = n_rows / self.layout.n_parameters

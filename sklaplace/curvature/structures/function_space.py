@@ -399,8 +399,8 @@ class NystromAccumulator(PointsAccumulator):
         """
         factor = basis.factor
         assert factor is not None
-        # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ, whose squared
-        # rows sum to 1/λ
+        # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ, in which the
+        # squares of a row sum to 1/λ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
         inside = inside[torch.isin(_row_keys(basis), self.seen_points)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)

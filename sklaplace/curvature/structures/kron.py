@@ -113,9 +113,10 @@ class Factor(FieldsOnly):
         return _times(g, vectors)
 
     def total(self) -> Tensor:
-        """Return a copy of the factor (n, n), or of the diagonal (n,) if it is one.
+        """Return a copy of the factor (n, n), or (n,) for a diagonal factor.
 
-        The state may be the factor, its diagonal, a root or eigenvalues and vectors.
+        The state may be the matrix, its diagonal, a root ``R`` of the factor ``RᵀR``,
+        or eigenvalues and eigenvectors.
         """
         state = self.state
         if isinstance(state, Tensor):

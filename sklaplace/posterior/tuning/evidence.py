@@ -152,6 +152,7 @@ class NegativeEvidence:
     def _free_logs(self, h: Hyperparameters) -> Tensor:
         """Return the logarithms (n,) of the free hyperparameters."""
         delta = priors.by_group(h.prior_precision, h.groups)
+        # lists times bools: empty for fixed hyperparameters
         logs = [delta.log().reshape(-1)] * self.free_prior
         return torch.cat(logs + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 

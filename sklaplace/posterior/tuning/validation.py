@@ -97,7 +97,7 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
     posterior = chosen.posterior
     if chosen.refitted:
         posterior = problem.model.refit(posterior)
-    # a fixed prior leaves the noise as the only value, and is not to be changed
+    # the correction assumes that prior and noise were both fitted, and changes both
     both_free = problem.free_noise and problem.free_prior
     return _widened(posterior, chosen.n_targets) if both_free else posterior
 
@@ -169,8 +169,8 @@ def _path(problem: TuningProblem) -> list[Tensor]:
         prior_variances = 1 / priors.expand(relative, part.posterior.layout)
         return batch.jacobian.double().variance(prior_variances)
 
-    # divided by this, the prior ``relative`` gives outputs a variance of one on
-    # average; zero if the outputs do not depend on the weights
+    # under prior precisions ``relative``; times this value, they give the outputs a
+    # mean variance of one. It is zero if the outputs do not depend on the weights.
     mean_variance = _held_out_mean(problem, output_variance).clamp(min=1e-30)
     return [relative * mean_variance / variance for variance in PATH]
 
