@@ -115,7 +115,7 @@ class _Errors(NamedTuple):
         numerical search.
         """
         posterior, weights = problem.posterior, batch.weights.double()
-        # of the right size but without meaning: only one branch below sets each
+        # losses without meaning if there is noise, else empty squares and variances
         losses, squares, variances = weights, mean[:, :0], mean[:, :0]
         if posterior.likelihood.has_noise:
             squares = (mean - batch.targets) ** 2

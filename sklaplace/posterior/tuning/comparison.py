@@ -30,8 +30,9 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
     """
     if problem.validation is None:
         return
-    score = problem.score  # how the posterior's predictions are scored
+    score = problem.score
     likelihood: Any = posterior.likelihood
+    # variances are the same with or without blocks of outputs
     n_blocks = 1 if score.diagonal else likelihood.n_blocks
     losses, outputs = [], []
     for batch in problem.validation:

@@ -181,10 +181,10 @@ class NegativeEvidence:
     def start(self) -> GaussianPosterior:
         """Return the posterior after a single MacKay update, starting at γ = P/2.
 
-        The update ``δ = γ / ‖θ - μ₀‖²`` of each group of weights has γ effective
-        parameters, of which half of the weights is a guess. It is kept within a factor
-        ``exp(10)`` of a typical prior precision, because ``θ - μ₀`` may vanish in a
-        group.
+        The update is ``δ = γ / ‖θ - μ₀‖²`` for each group of weights. The effective
+        number γ of parameters is taken to be half the number of weights. The update is
+        kept within a factor ``exp(10)`` of a typical prior precision, because
+        ``θ - μ₀`` may vanish in a group.
         """
         posterior = self.posterior
         if not self.free_prior:
@@ -426,7 +426,7 @@ def _accelerated(history: list[Tensor]) -> Tensor:
     if len(history) == 1:
         return update
     last_point, last_update = history[-2].unbind()
-    # zero, for a plain update, if the last two points are equal
+    # a slope of zero, for a plain update, if the last two points are equal
     slope = ((update - last_update) / (point - last_point)).nan_to_num(0.0, 0.0, 0.0)
     # slopes near one would make the step arbitrarily long; slopes below minus one, and
     # steps above a factor exp(3), come from points too far apart for a line

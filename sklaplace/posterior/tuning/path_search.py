@@ -53,7 +53,8 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
     if is_cheap or is_stream:
         return candidates[best_of(range(len(path)))]
-    # every fourth point up to the first one beyond MIDDLE, a usual prior
+    # every fourth point up to the first one beyond MIDDLE, where the prior variance of
+    # the outputs is one
     best = best_of(range(0, MIDDLE + STRIDE + 1, STRIDE))
     # unless the score has risen clearly by the last point, score weaker priors, too
     if not candidates[max(candidates)].score > candidates[best].score + MARGIN:
