@@ -318,10 +318,9 @@ class Kron(base.Diagonalised):
         for rows, layer in zip(*aligned(jacobian.layers, self.layers), strict=True):
             g = layer.outputs.rotate_outputs(rows.first.gradients)
             pairs = zip(rows.blocks, layer.inputs, strict=True)
+            # rotated g in place of g, and then rotated inputs
             rotated = (
-                # rotated g in place of g, and then rotated inputs
-                b.with_factors(g, b.a).rotate(a.vectors(g.dtype))
-                for b, a in pairs
+                b.with_factors(g, b.a).rotate(a.vectors(g.dtype)) for b, a in pairs
             )
             yield LayerRows(tuple(rotated))
 
