@@ -62,7 +62,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
         return torch.func.debug_unwrap(tensor)
     functorch = torch._C._functorch  # of older releases
     while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.getunwrapped(tensor)
+        tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 

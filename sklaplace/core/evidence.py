@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Changes are then negligible, unless the features hardly explain the targets.
+# After so many iterations, changes are negligible, unless the features hardly explain
+# the targets.
 N_ITERATIONS = 50
 # The bounds matter if targets are constant or parameters outnumber samples. Targets
 # have a variance of about one, so the noise has no larger variance.

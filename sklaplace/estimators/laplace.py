@@ -75,6 +75,8 @@ from sklaplace.posterior.tuning.problem import HeldOutScore
 class BaseLaplace(LaplaceParameters, NetEstimator):
     """Parameters, fit and posterior that all Laplace estimators share."""
 
+    memory: Any = None  # checked by `check_memory`
+
     if TYPE_CHECKING:  # provided by the other base classes of an estimator
         _likelihood: Any
 

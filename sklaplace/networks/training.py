@@ -60,6 +60,11 @@ class TrainingRun:
         Sample weights of the current batch.
     mean_weight : float
         Mean sample weight in the data set of the current batch.
+    ctrl_c, stop : KeyboardInterrupt or None
+        Errors that the last Ctrl-C raised, and a callback that stops the training.
+    is_interrupted : bool
+        Whether an error other than ``stop`` ended the training. skorch then returns as
+        if all epochs were complete.
     """
 
     X: object = None
@@ -69,6 +74,28 @@ class TrainingRun:
     datasets: Any = None
     weights: Tensor | None = None
     mean_weight: float = 1.0
+    ctrl_c: KeyboardInterrupt | None = None
+    stop: KeyboardInterrupt | None = None
+    is_interrupted: bool = False
+
+    @contextmanager
+    def noting_stop(self) -> Iterator[None]:
+        """Store the error that a callback raises; Ctrl-C during a callback is none."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if error is not self.ctrl_c:
+                self.stop = error
+            raise
+
+    @contextmanager
+    def noting_interrupt(self) -> Iterator[None]:
+        """Note an error that ends the training, unless a callback raised it."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            self.is_interrupted = error is not self.stop
+            raise
 
 
 @contextmanager
@@ -106,6 +133,8 @@ def training_run(
     attributes: dict[str, object] = {name: getattr(original, name) for name in names}
     # class attributes, because skorch turns attributes of a net into parameters
     attributes |= {"_original": original, "_training_run": run}
+    attributes["notify"] = run.noting_stop()(original.notify)
+    attributes["fit_loop"] = run.noting_interrupt()(original.fit_loop)
     bases = (_ForTraining, *mixins, original)
     net.__class__ = type(original.__name__, bases, attributes)
     try:
@@ -207,13 +236,13 @@ class _ForTraining:
 
 
 @contextmanager
-def noting_ctrl_c(note: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` if Ctrl-C raises an error meanwhile.
+def noting_ctrl_c(run: TrainingRun) -> Iterator[None]:
+    """Store the errors that Ctrl-C raises meanwhile in ``run.ctrl_c``.
 
-    After Ctrl-C, skorch ends the training without an exception, as after a callback
-    that stops early. Therefore, the signal's handler is replaced by one that also calls
-    ``note``. Python raises the error in the main thread only, and other threads cannot
-    replace handlers. A process that ignores Ctrl-C has no callable handler.
+    A callback that stops the training raises the same kind of error, so the signal's
+    handler is replaced by one that also stores its error. Python raises it in the main
+    thread only, and other threads cannot replace handlers. A process that ignores
+    Ctrl-C has no callable handler.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(
@@ -225,8 +254,8 @@ def noting_ctrl_c(note: Callable[[], None]) -> Iterator[None]:
     def noting_handler(number: int, frame: FrameType | None) -> None:
         try:
             handler(number, frame)
-        except KeyboardInterrupt:
-            note()
+        except KeyboardInterrupt as error:
+            run.ctrl_c = error
             raise
 
     signal.signal(signal.SIGINT, noting_handler)

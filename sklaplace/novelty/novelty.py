@@ -5,7 +5,7 @@ Each sample has several quantities that are larger for unusual samples:
 * the leverages of the last-layer features, for a small and for a large ridge, relative
   to the training samples of the predicted class;
 * the leverage of the inputs and the distance from the nearest training input, if the
-  inputs are an array of real numbers: a table or images, see `hashed_inputs`;
+  inputs are an array of real numbers: a table or images, see `input_shape`;
 * in classification, the network's indecision between the classes and its energy.
 
 A normal distribution is fitted to the logarithm of each quantity on the training

@@ -15,6 +15,24 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 @every_likelihood
+@pytest.mark.parametrize("name", CURVATURES)
+def test_factors_are_finite_and_pure(name, likelihood):
+    known = references.LIKELIHOODS[likelihood]
+    reference = references.reference(known)
+    y = reference.targets(N_ROWS)
+    f = torch.linspace(-3, 3, N_ROWS * reference.n_outputs, dtype=torch.float64)
+    f = f.reshape(N_ROWS, -1)
+    before = f.clone(), y.clone()
+    S = CURVATURES[name](known, f, y).factor()
+    assert S.shape[:2] == f.shape
+    assert S.isfinite().all()
+    assert S.dtype == f.dtype
+    assert torch.equal(CURVATURES[name](known, f, y).factor(), S)
+    assert torch.equal(f, before[0])
+    assert torch.equal(y, before[1])
+
+
+@every_likelihood
 def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     """The empirical Fisher matrix has a higher order in the noise than the loss."""
     found = problem("inplace", likelihood)

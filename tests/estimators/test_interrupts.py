@@ -1,5 +1,6 @@
 """Ctrl-C during training: skorch ends the training without an exception."""
 
+import contextlib
 import signal
 
 import joblib
@@ -60,12 +61,38 @@ class Stops(Callback):
             raise KeyboardInterrupt
 
 
+class StopsLater(Callback):
+    """Callback that stops training in the fifth epoch."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 5:
+            raise KeyboardInterrupt
+
+
 class Presses(Callback):
     """Callback during which Ctrl-C is pressed, at the end of the third epoch."""
 
     def on_epoch_end(self, net, **kwargs):
         if len(net.history) == 3:
             signal.raise_signal(signal.SIGINT)
+
+
+class Interrupts(CtrlC):
+    """Adam that is interrupted in its third step without a signal."""
+
+    def step(self, closure):
+        if self.n_steps == 2:
+            raise KeyboardInterrupt
+        self.n_steps += 1
+        return torch.optim.Adam.step(self, closure)
+
+
+class Catches(Presses):
+    """Callback that catches the Ctrl-C during it."""
+
+    def on_epoch_end(self, net, **kwargs):
+        with contextlib.suppress(KeyboardInterrupt):
+            super().on_epoch_end(net, **kwargs)
 
 
 def model_of(kind, *callbacks, module=MLP, net=(), **params):
@@ -108,6 +135,20 @@ def test_one_network_keeps_what_it_has_learned(kind):
 
 def test_ctrl_c_within_a_callback_counts():
     assert interrupted(model_of(LaplaceClassifier, Presses())).n_iter_ == 3
+
+
+def test_interruptions_without_a_signal_count():
+    model = model_of(LaplaceClassifier, net={"optimizer": Interrupts})
+    assert len(interrupted(model).estimator_.history) == 3
+
+
+def test_ctrl_c_that_a_callback_catches_does_not_count(tmp_path):
+    model = model_of(LaplaceClassifier, Catches(), memory=tmp_path)
+    assert fitted(model).n_iter_ == 9
+    assert n_entries(tmp_path) == 1
+    # an earlier, caught signal does not make a stop an interruption
+    model = model_of(LaplaceClassifier, Catches(), StopsLater())
+    assert fitted(model).n_iter_ == 5
 
 
 # -------------------------------------------------------------------- what is stored

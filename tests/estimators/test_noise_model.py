@@ -34,6 +34,9 @@ def residuals(given, values, weights=None):
     return Residuals(given, values, weights, np.arange(n))
 
 
+MOMENTS = "mean", "variance"
+
+
 def of_batch(model, given):
     noise, rows = model.of_batch(*vars(given).values())
     return noise.numpy(), rows.numpy()
@@ -144,6 +147,23 @@ class TestNoiseModel:
             quantiles(NoiseModel.fit(r, np.ones(1)), given) for r in (whole, same)
         )
         np.testing.assert_allclose(first, second, atol=1e-6)
+
+    def test_columns_are_independent(self):
+        """Noise grows with the first input in one column, and falls in the other."""
+        rows = predictions(400)
+        twice = {k: v.repeat(1, 2) for k, v in vars(rows).items() if k in MOMENTS}
+        both = Predictions(rows.features, rows.inputs, **twice)
+        growing = drawn(rows) * scales(rows)
+        falling = drawn(rows, seed=2) / scales(rows)
+        values = np.hstack([growing, falling])
+        model = NoiseModel.fit(residuals(both, values), np.ones(2))
+        noise, levels = of_batch(model, both)
+        assert (np.diff(levels, axis=-1) >= 0).all()
+        for column, alone in enumerate((growing, falling)):
+            single = NoiseModel.fit(residuals(rows, alone), np.ones(1))
+            expected = of_batch(single, rows)
+            np.testing.assert_array_equal(noise[:, [column]], expected[0])
+            np.testing.assert_array_equal(levels[:, [column]], expected[1])
 
     def test_few_or_exact_residuals_give_none(self):
         given = predictions(MIN_RESIDUALS - 1)

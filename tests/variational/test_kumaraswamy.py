@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from densities import generator, set_kumaraswamy
-from scipy.special import betaln
+from scipy.special import betaln, digamma
 
 from sklaplace.variational import Kumaraswamy
+from sklaplace.variational import kumaraswamy as module
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -48,6 +49,34 @@ def test_moments_are_those_of_the_textbook(log_b):
     np.testing.assert_allclose(found.mean().detach(), 4 * first - 2, rtol=1e-9)
     wanted = 16 * (second - first**2)
     np.testing.assert_allclose(found.variance().detach(), wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("factor", [1, 1e6, 1e9, 1e12])
+def test_entropy_is_that_of_the_textbook(factor):
+    """This includes the range where a logarithm replaces the digamma function."""
+    start = int(factor > 1)
+    a, b = A.numpy()[start:], B.numpy()[start:] * factor
+    wanted = (
+        1 - 1 / b + (1 - 1 / a) * (digamma(b + 1) + np.euler_gamma) - np.log(a * b)
+    ) + math.log(4)
+    found = usual(torch.tensor(a), torch.tensor(b)).closed_form()[0]
+    np.testing.assert_allclose(found.detach(), wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("log_b", [2.9, 3.1, 6.8, 7.0, 30.0])
+@pytest.mark.parametrize("d", [0.003, 1.0, 7.0])
+def test_gamma_functions_join(log_b, d):
+    """Compare both sides of the switch to Stirling's series with integrals."""
+    b = math.exp(log_b)
+    found, more = (
+        float(module._ratio(*torch.tensor([log_b, k], dtype=torch.float64)))
+        for k in (d, d + 1)
+    )
+    # Γ(b + d + 2) = (b + d + 1) Γ(b + d + 1)
+    assert found - more == pytest.approx(math.log1p(b + d), rel=1e-11)
+    wanted = betaln(1 + b, d) - math.lgamma(d)
+    # what rounding leaves of the difference of two logarithms of size b log b
+    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-15 * b * abs(math.log(b)))
 
 
 def test_narrow_posteriors_have_a_b_beyond_floats():

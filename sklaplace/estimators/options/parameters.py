@@ -54,4 +54,3 @@ class LaplaceParameters:
     pred_type: str = option("glm", StrOptions(OUTPUT_MODELS.keys()))
     n_samples: int = option(100, COUNT)
     n_jobs: int | None = option(None, *WORKERS)
-    memory: Any = None

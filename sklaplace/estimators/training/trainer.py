@@ -368,11 +368,12 @@ class Trainer:
         check = partial(self._check_initialised, net, data)
         with (
             progress.phase("train"),
-            noting_ctrl_c(self._note_interrupt),
             training_run(net, data, check, self.training_mixins()) as run,
+            noting_ctrl_c(run),
         ):
             net.fit(data.X, data.y, **fit_params)
-        if self.is_interrupted:
+        if run.is_interrupted:
+            self.is_interrupted = True
             self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
         return run.datasets
@@ -401,10 +402,11 @@ class Trainer:
         check_held_out_batches(net, held_out)
         # held-out samples of a fold have encoded targets, too
         encoded: list[Any] = [dataset, held_out] if self.brings_encoded else [dataset]
+        x = first_rows(net, dataset)
         for samples in encoded:
             # a criterion would broadcast targets (n,) against outputs (n, 1)
             y = getattr(samples, "y", None)
-            matched = match_axes(net, first_rows(net, dataset), y)
+            matched = match_axes(net, x, y)
             if matched is not y:
                 samples.y = matched
         spec = self.infer_spec(net, dataset, is_trained=False)
@@ -414,9 +416,6 @@ class Trainer:
         warn_if_double_softmax(net, spec)
         tuned_on = held_out if validation is None else validation.dataset(net)
         self.before_training(net, spec, tuned_on)
-
-    def _note_interrupt(self) -> None:
-        self.is_interrupted = True
 
     def _compare_loss(self, trained: TrainedNetwork) -> None:
         """Warn if the net's loss is not that of the likelihood given by the user.
