@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils._param_validation import StrOptions, validate_parameter_constraints
+from sklearn.utils._param_validation import validate_parameter_constraints
 from skorch import NeuralNet
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from sklaplace.estimators.options.constraints import (
     Constraints,
     Number,
     constraints_of,
+    one_of,
     option,
 )
 from sklaplace.estimators.options.parameters import LaplaceParameters
@@ -188,9 +189,9 @@ class MarglikTraining(PriorCallback):
             **constraints_of(type(self)),
             # fewer values than in the estimators: a subnetwork is selected after
             # training, and an exact Hessian can be indefinite during training
-            "subset_of_weights": [StrOptions({*SUBSETS} - {"subnetwork"}), list, tuple],
+            "subset_of_weights": [one_of({*SUBSETS} - {"subnetwork"}), list, tuple],
             "curvature": [
-                StrOptions({k for k, kind in CURVATURES.items() if not kind.is_exact})
+                one_of({k for k, kind in CURVATURES.items() if not kind.is_exact})
             ],
         }
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)

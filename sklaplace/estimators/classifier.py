@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils._param_validation import StrOptions
 from torch import Tensor
 
 from sklaplace.core.trees import Inputs
 from sklaplace.data.arrays import as_array
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.options.constraints import keys_and, option
+from sklaplace.estimators.options.constraints import keys_and, one_of, option
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import Classes
@@ -233,7 +232,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     array([0, 0])
     """
 
-    link_approx: str = option("auto", StrOptions(keys_and(LINKS, "auto")))
+    link_approx: str = option("auto", one_of(keys_and(LINKS, "auto")))
 
     # whether scores of held-out samples use a faster link in single precision
     _tunes_in_single: ClassVar[bool] = True

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.base import NetEstimator, without_class
-from sklaplace.estimators.options.constraints import option
+from sklaplace.estimators.options.constraints import one_of, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import unchanged
@@ -47,9 +46,9 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     """
 
     class_weight: dict[Any, float] | str | None = option(
-        None, StrOptions({"balanced"}), Mapping, None
+        None, one_of({"balanced"}), Mapping, None
     )
-    dirichlet_approx: str = option("projection", StrOptions(APPROXIMATIONS.keys()))
+    dirichlet_approx: str = option("projection", one_of(APPROXIMATIONS.keys()))
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
 

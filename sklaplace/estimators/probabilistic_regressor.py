@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
@@ -16,7 +15,7 @@ from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
 from sklaplace.data.dataset import TrainingData, count_rows
 from sklaplace.estimators.base import NetEstimator, without_class
-from sklaplace.estimators.options.constraints import FRACTION, LEVELS, option
+from sklaplace.estimators.options.constraints import FRACTION, LEVELS, one_of, option
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
@@ -54,7 +53,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     Subclasses implement `_fit` and `_outputs`, the distribution of outputs.
     """
 
-    sigma_noise: Any = option("auto", StrOptions({"auto"}), LEVELS)
+    sigma_noise: Any = option("auto", one_of({"auto"}), LEVELS)
     validation_fraction: float = option(0.2, FRACTION)
     normalize_y: bool = option(False, "boolean")
 

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import norm
-from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs, mapped_tensors
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.noise import held_out_rows
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.options.constraints import LEVELS, keys_and, option
+from sklaplace.estimators.options.constraints import LEVELS, keys_and, one_of, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import Interval, Numbers
@@ -234,9 +233,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     (2, 2)
     """
 
-    sigma_noise: Any = option(
-        "auto", StrOptions(keys_and(TUNERS, "homoscedastic")), LEVELS
-    )
+    sigma_noise: Any = option("auto", one_of(keys_and(TUNERS, "homoscedastic")), LEVELS)
 
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import listed
 from sklaplace.core.trees import Inputs
@@ -20,7 +19,7 @@ from sklaplace.estimators.fitting.cross_validation import (
     score_of,
 )
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
-from sklaplace.estimators.options.constraints import POSITIVE, Finite, option
+from sklaplace.estimators.options.constraints import POSITIVE, Finite, one_of, option
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.training.laplace import LaplaceTrainer
@@ -470,7 +469,7 @@ class LaplaceRegressorCV(PriorSearch, LaplaceRegressor):
     ((2,), (2,))
     """
 
-    sigma_noise: Any = option("auto", StrOptions({"auto"}), POSITIVE)
+    sigma_noise: Any = option("auto", one_of({"auto"}), POSITIVE)
 
     # the noise is constant, and chosen together with the prior precision
     _models_noise = False

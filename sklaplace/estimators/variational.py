@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_params, warn_user
 from sklaplace.core.linalg import as_number, plain
-from sklaplace.estimators.options.constraints import COUNT, LEVELS, POSITIVE, option
+from sklaplace.estimators.options.constraints import (
+    COUNT,
+    LEVELS,
+    POSITIVE,
+    one_of,
+    option,
+)
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -45,11 +50,11 @@ class BaseVariational(BaseSampling):
 
     posterior: Any = "gaussian"
     posterior_params: dict[str, Any] | None = option(None, Mapping, None)
-    prior: str = option("gaussian", StrOptions(PRIORS.keys()))
+    prior: str = option("gaussian", one_of(PRIORS.keys()))
     prior_scale: float = option(1.0, POSITIVE)
     prior_params: dict[str, Any] | None = option(None, Mapping, None)
     kl_weight: float = option(0.1, POSITIVE)
-    kl_schedule: str = option("uniform", StrOptions(KL_SCHEDULES.keys()))
+    kl_schedule: str = option("uniform", one_of(KL_SCHEDULES.keys()))
     bound: float = option(3.0, POSITIVE)
     n_samples: int = option(100, COUNT)
 
@@ -375,7 +380,7 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     ((2,), (2,))
     """
 
-    sigma_noise: Any = option("auto", StrOptions({"auto", "learned"}), LEVELS)
+    sigma_noise: Any = option("auto", one_of({"auto", "learned"}), LEVELS)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         """Return the noise that the training learned, unless the noise is given.

@@ -5,13 +5,13 @@ keys of registries include entries that are added later.
 """
 
 from collections import ChainMap
-from collections.abc import KeysView, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import field
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import Interval, StrOptions
 
 Constraints = dict[str, list[object]]
 
@@ -86,6 +86,11 @@ class Finite(Interval):
 
     def __str__(self) -> str:
         return self.shown
+
+
+def one_of(names: Iterable[str]) -> StrOptions:
+    """Return the constraint that a value is one of some names."""
+    return StrOptions(names)
 
 
 def keys_and(registry: dict[str, Any], name: str) -> KeysView[str]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sklearn.utils._param_validation import StrOptions
-
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
@@ -18,6 +16,7 @@ from sklaplace.estimators.options.constraints import (
     POSITIVE_ARRAY,
     WORKERS,
     Finite,
+    one_of,
     option,
 )
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
@@ -30,27 +29,23 @@ from sklaplace.posterior.tuning import TUNERS
 class LaplaceParameters:
     """Parameters of a Laplace approximation, with default values and constraints."""
 
-    subset_of_weights: Any = option(
-        "last_layer", StrOptions(SUBSETS.keys()), list, tuple
-    )
+    subset_of_weights: Any = option("last_layer", one_of(SUBSETS.keys()), list, tuple)
     subset_params: Any = option(None, Mapping, None)
-    hessian_structure: str = option("kron", StrOptions(STRUCTURES.keys()))
+    hessian_structure: str = option("kron", one_of(STRUCTURES.keys()))
     structure_params: Any = option(None, Mapping, None)
-    curvature: str = option("ggn", StrOptions(CURVATURES.keys()))
+    curvature: str = option("ggn", one_of(CURVATURES.keys()))
     curvature_params: Any = option(None, Mapping, None)
     # a matrix raises an error that suggests ``prior``
-    prior_precision: Any = option(
-        "auto", StrOptions(TUNERS.keys()), POSITIVE_ARRAY, MATRIX
-    )
+    prior_precision: Any = option("auto", one_of(TUNERS.keys()), POSITIVE_ARRAY, MATRIX)
     prior_structure: Any = option(
-        "scalar", StrOptions(PRIOR_STRUCTURES.keys()), list, tuple
+        "scalar", one_of(PRIOR_STRUCTURES.keys()), list, tuple
     )
     prior_mean: Any = option(0.0, Finite("a finite number or array"))
     prior: Any = option(None, GaussianPosterior, MATRIX, None)
-    refine: Any = option("auto", "boolean", StrOptions({"auto"}))
-    residual: Any = option("auto", StrOptions(set(RESIDUALS)), POSITIVE)
+    refine: Any = option("auto", "boolean", one_of({"auto"}))
+    residual: Any = option("auto", one_of(set(RESIDUALS)), POSITIVE)
     temperature: float = option(1.0, POSITIVE)
     validation_fraction: float = option(0.2, FRACTION)
-    pred_type: str = option("glm", StrOptions(OUTPUT_MODELS.keys()))
+    pred_type: str = option("glm", one_of(OUTPUT_MODELS.keys()))
     n_samples: int = option(100, COUNT)
     n_jobs: int | None = option(None, *WORKERS)
