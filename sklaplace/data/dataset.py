@@ -41,6 +41,8 @@ Batch = tuple[Any, Any, Tensor | None]
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
 # If a loader has only these options, its batches are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
+# If it also has some of these options, they select rows of the arrays.
+SELECTING_OPTIONS = _CHOOSING_OPTIONS | _SLICING_OPTIONS | {"generator"}
 
 
 class RowDataset(Dataset):
@@ -204,6 +206,53 @@ def _arrays(dataset: Any) -> _Arrays | None:
     # a RowDataset, with its own targets and weights
     inputs, rows = inner[0], np.arange(len(dataset))
     return [inputs, (dataset.y, rows), (dataset.weights, rows)]
+
+
+class ArrayRows(torch.utils.data.Dataset[Any]):
+    """Samples of arrays, which a loader reads one batch at a time.
+
+    skorch's dataset is read sample by sample, and the samples are then stacked. This
+    takes longer than training a small network on them. Batches are the same.
+
+    Parameters
+    ----------
+    arrays : list of pairs
+        Inputs, targets and weights; see `_arrays`.
+    """
+
+    def __init__(self, arrays: _Arrays) -> None:
+        self.arrays = arrays
+
+    @classmethod
+    def of(cls, dataset: Samples) -> "ArrayRows | None":
+        """Return the samples, or None for other data than arrays of numbers."""
+        arrays = _arrays(dataset)
+        values = [v for v, _ in arrays or [] if v is not None]
+        # a dataset without targets has only inputs
+        is_plain = len(values) > 1 and all(
+            isinstance(v, np.ndarray) and v.dtype.kind in "biuf" and v.dtype.isnative
+            for v in values
+        )
+        return cls(arrays) if arrays and is_plain else None
+
+    def __len__(self) -> int:
+        return len(self.arrays[0][1])
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return a batch of inputs and targets; weights form a pair with the targets.
+
+        torch's loaders call this method instead of ``__getitem__``.
+        """
+        X, y, weights = (
+            None if v is None else torch.from_numpy(v[rows[indices]])
+            for v, rows in self.arrays
+        )
+        return [X, y if weights is None else (y, weights)]
+
+
+def whole_batch(batch: list[Any]) -> list[Any]:
+    """Return the batch of `ArrayRows`, whose samples are already stacked."""
+    return batch
 
 
 def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:

@@ -25,10 +25,13 @@ from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
 from sklaplace.data.dataset import (
+    SELECTING_OPTIONS,
+    ArrayRows,
     TrainingData,
     collate_weighted,
     first_rows,
     sample_weights,
+    whole_batch,
 )
 from sklaplace.data.streams import Samples
 from sklaplace.likelihoods import CRITERIA
@@ -135,7 +138,7 @@ def training_run(
     attributes |= {"_original": original, "_training_run": run}
     attributes["notify"] = run.noting_stop()(original.notify)
     attributes["fit_loop"] = run.noting_interrupt()(original.fit_loop)
-    bases = (_ForTraining, *mixins, original)
+    bases = (_ForTraining, *mixins, _BatchedReading, original)
     net.__class__ = type(original.__name__, bases, attributes)
     try:
         with run.hooks:
@@ -286,7 +289,8 @@ class _WeightedTraining:
         """Return batches whose sample weights are set aside for the loss."""
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
-        if weights is not None:  # items are X, (y, weight)
+        # items are X, (y, weight)
+        if weights is not None and loader.collate_fn is not whole_batch:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
         return _UnweightedLoader(loader, self._training_run, weights)
 
@@ -302,6 +306,36 @@ class _WeightedTraining:
         # called by `weighted_loss` after it has changed the criterion's reduction
         compute = partial(loss_of, y_pred, y_true, *args, **kw)
         return weighted_loss(self.criterion_, compute, y_true, weights, run.mean_weight)
+
+
+class _BatchedReading:
+    """Mixin for nets whose loaders read whole batches of arrays, where possible.
+
+    Loaders, their options and methods of users receive the dataset itself.
+    """
+
+    def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
+        """Return skorch's loader, with batches that are equal bit by bit."""
+        get_iterator = super().get_iterator  # type: ignore[misc]
+        rows = ArrayRows.of(dataset) if self._has_plain_loader(training) else None
+        if rows is None:
+            return get_iterator(dataset, training=training)
+        loader = get_iterator(rows, training=training)
+        loader.collate_fn = whole_batch
+        return loader
+
+    def _has_plain_loader(self, training: bool) -> bool:
+        """Return whether torch's loader reads batches in this process."""
+        net: Any = self
+        name = "iterator_train" if training else "iterator_valid"
+        options = {"batch_size": net.batch_size} | net.get_params_for(name)
+        return (
+            getattr(net, name) is DataLoader
+            and not _overrides(net, "get_iterator")
+            and options.keys() <= SELECTING_OPTIONS
+            and options["batch_size"] is not None  # None means single samples
+            and not options.get("num_workers")
+        )
 
 
 def weighted_loss(

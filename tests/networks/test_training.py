@@ -18,10 +18,27 @@ from nets import (
 from sklearn.base import clone
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, EpochScoring
-from skorch.dataset import ValidSplit
+from skorch.dataset import Dataset, ValidSplit
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Subset,
+    WeightedRandomSampler,
+)
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MCDropoutClassifier,
+    SWAGClassifier,
+    VariationalClassifier,
+)
 from sklaplace.core.random import private_rng
+from sklaplace.data.dataset import TrainingData
+from sklaplace.networks.training import training_run
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
@@ -77,6 +94,163 @@ class TestFit:
         net = pickle.loads(pickle.dumps(model.estimator_))
         np.testing.assert_array_equal(net.predict(X), model.estimator_.predict(X))
         net.partial_fit(X, Y)
+
+
+# ------------------------------------------------------------------- whole batches
+class RowByRow(DataLoader):
+    """A loader of the user's, which torch fills row by row."""
+
+
+class Flat(nn.Module):
+    """A module with batch norm and dropout, for inputs of any shape and dtype."""
+
+    def __init__(self, n_features=2, n_out=3):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(n_features, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.3),
+            nn.Linear(8, n_out),
+        )
+
+    def forward(self, x):
+        return self.layers(x.flatten(1).float())
+
+
+def trained(net, X, y, weights=None, **loaders):
+    """Return the states and losses of a trained net, and torch's random state."""
+    options = {"max_epochs": 3, "batch_size": 7, "iterator_train__shuffle": True}
+    # samplers and generators have a state, so that each training has its own
+    made = {k: v() if k in MADE else v for k, v in loaders.items()}
+    net = clone(net).set_params(**options | made)
+    with private_rng(0):
+        with training_run(net, TrainingData(X, y, weights)):
+            net.fit(X, y)
+        names = "train_loss", "valid_loss"
+        losses = [net.history[:, "batches", :, name] for name in names]
+        return states(net), losses, torch.rand(3)
+
+
+def assert_same_training(net, X, y, weights=None, **loaders):
+    fast = trained(net, X, y, weights, **loaders)
+    names = {"iterator_train": RowByRow, "iterator_valid": RowByRow}
+    slow = trained(net, X, y, weights, **loaders | names)
+    assert all(map(torch.equal, fast[0], slow[0]))
+    assert fast[1] == slow[1]
+    assert torch.equal(fast[2], slow[2])
+
+
+MADE = [
+    f"iterator_train__{name}"
+    for name in ("generator", "sampler", "batch_sampler", "collate_fn")
+]
+OPTIONS = {
+    "default": {},
+    "in order": {"iterator_train__shuffle": False},
+    "drop_last": {"iterator_train__drop_last": True},
+    "generator": {"iterator_train__generator": torch.Generator},
+    "all rows": {"batch_size": -1},
+    "sampler": {
+        "iterator_train__sampler": lambda: WeightedRandomSampler(range(1, 49), 30),
+        "iterator_train__shuffle": False,
+    },
+    "batch_sampler": {
+        "iterator_train__batch_sampler": lambda: BatchSampler(
+            RandomSampler(range(48)), 5, drop_last=False
+        ),
+        "iterator_train__batch_size": 1,
+        "iterator_train__shuffle": False,
+    },
+    "workers": {"iterator_valid__num_workers": 1},
+    "collate_fn": {
+        "iterator_train__collate_fn": lambda: (
+            lambda rows: [
+                2 * torch.tensor(np.stack([x for x, _ in rows])),
+                torch.tensor([y for _, y in rows]),
+            ]
+        )
+    },
+}
+
+
+class TestWholeBatches:
+    """Reading batches at once changes no weight, loss or random number."""
+
+    net = NeuralNetClassifier(
+        Flat,
+        criterion=nn.CrossEntropyLoss,
+        lr=0.1,
+        verbose=0,
+        train_split=ValidSplit(5),
+    )
+
+    @weighted_or_not
+    @pytest.mark.parametrize("name", OPTIONS)
+    def test_options_of_loaders(self, name, weights):
+        assert_same_training(self.net, X, Y, weights, **OPTIONS[name])
+
+    @pytest.mark.parametrize(
+        "dtype", ["f2", "f4", "f8", "u1", "i1", "i2", "i4", "i8", "?"]
+    )
+    def test_dtypes(self, dtype):
+        assert_same_training(self.net, (4 * X).astype(dtype), Y)
+
+    @pytest.mark.parametrize("shape", [(60, 1), (60, 2, 3), (60, 3, 2, 2)])
+    def test_shapes(self, shape):
+        inputs = np.random.default_rng(0).normal(size=shape).astype("f4")
+        n_features = int(np.prod(shape[1:]))
+        net = clone(self.net).set_params(module__n_features=n_features)
+        assert_same_training(net, inputs, Y)
+
+    @pytest.mark.parametrize("y_shape", [(60, 1), (60, 3)])
+    @weighted_or_not
+    def test_real_targets(self, y_shape, weights):
+        y = np.random.default_rng(0).normal(size=y_shape).astype("f4")
+        net = regressor(
+            Flat, module__n_out=y_shape[1], train_split=ValidSplit(5), lr=0.01
+        )
+        assert_same_training(net, X, y, weights)
+
+    @weighted_or_not
+    def test_datasets(self, weights):
+        rows = Subset(Dataset(X, Y), list(range(0, 60, 2)))
+        some = None if weights is None else weights[::2]
+        assert_same_training(self.net, rows, Y[::2], some)
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            LaplaceClassifier,
+            DeepEnsembleClassifier,
+            MCDropoutClassifier,
+            SWAGClassifier,
+            VariationalClassifier,
+        ],
+    )
+    def test_estimators(self, kind):
+        slow = {"iterator_train": RowByRow, "iterator_valid": RowByRow}
+        fast, slow = (
+            kind(clone(self.net).set_params(max_epochs=3, **loaders), random_state=0)
+            .fit(X, Y)
+            .predict_proba(X)
+            for loaders in ({}, slow)
+        )
+        np.testing.assert_array_equal(fast, slow)
+
+    def test_rows_of_arrays_are_not_read_one_by_one(self, monkeypatch):
+        monkeypatch.setattr(Dataset, "__getitem__", None)
+        trained(self.net, X, Y, WEIGHTS)
+
+    def test_a_dataset_class_of_the_user_reads_every_row(self):
+        class Rows(Dataset):
+            n_reads = 0
+
+            def __getitem__(self, index):
+                Rows.n_reads += 1
+                return super().__getitem__(index)
+
+        trained(clone(self.net).set_params(dataset=Rows), X, Y)
+        assert Rows.n_reads >= 3 * 60
 
 
 class TestWeightedLoss:
