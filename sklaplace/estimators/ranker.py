@@ -175,8 +175,16 @@ class PairNetwork(BradleyTerry):
         scorer.head.register_parameter("bias", None)
         super().__init__(scorer)
 
-    def _score(self, item: Tensor) -> Tensor:
-        return super()._score(item.reshape(len(item), -1))
+    def scaled_inputs(self, X: Tensor) -> Tensor:
+        """Return the scorer's scaled inputs of the items, (b, 2, n_features + m)."""
+        items = X.reshape(len(X) * X.shape[1], -1)
+        z = cast(TabularNetwork, self.scorer).scaled_inputs(items)
+        return z.reshape(*X.shape[:2], -1)
+
+    def _score(self, item: Any) -> Tensor:
+        return super()._score(
+            mapped(lambda values: values.reshape(len(values), -1), item)
+        )
 
     def squared_norm(self) -> Tensor:
         """Return the sum of squares of all weights, ()."""

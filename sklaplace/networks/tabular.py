@@ -9,12 +9,13 @@ a parallel linear path feed one linear head,
 too.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
 Array = NDArray[np.float64]
 
@@ -114,6 +115,23 @@ class TabularNetwork(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
+    def scaled_inputs(self, X: torch.Tensor) -> torch.Tensor:
+        """Return the inputs ``z`` of the layers, (b, n_features + m).
+
+        They do not depend on weights. The squared inputs of a sample sum to about one,
+        so that the size of the hidden layer's inputs does not grow with their number.
+        """
+        z = with_pieces((X - self.center) / self.scale, self.pieces)
+        return z / self.hidden.in_features**0.5
+
+    def activations(self, z: torch.Tensor) -> torch.Tensor:
+        """Return scaled activations (b, hidden_units).
+
+        At initialisation, the squared activations of a sample sum to about two.
+        """
+        gain = HIDDEN_GAIN / self.hidden.out_features**0.5
+        return gain * torch.tanh(self.hidden(z))
+
     def features(self, X: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the head: hidden activations, then scaled inputs.
 
@@ -125,19 +143,28 @@ class TabularNetwork(nn.Module):
         Returns
         -------
         Tensor of shape (b, hidden_units + n_features + m)
-            Features. At initialisation, the squared hidden activations of a sample sum
-            to about two, and its squared scaled inputs sum to about one.
+            Features.
         """
-        z = with_pieces((X - self.center) / self.scale, self.pieces)
-        # so that the size of the hidden layer's inputs does not grow with their number
-        z = z / self.hidden.in_features**0.5
-        gain = HIDDEN_GAIN / self.hidden.out_features**0.5
-        return torch.cat([gain * torch.tanh(self.hidden(z)), z], dim=1)
+        z = self.scaled_inputs(X)
+        return torch.cat([self.activations(z), z], dim=1)
 
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Return logits, or predictions in units of the targets, (b, n_outputs)."""
-        head: torch.Tensor = self.head(self.features(X))
-        return self.target_center + self.target_scale * head
+    def forward(
+        self, X: torch.Tensor | None = None, z: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return logits, or predictions in units of the targets, (b, n_outputs).
+
+        In training, the scaled inputs ``z`` are computed once, and passed instead of
+        ``X``. They are then multiplied by the head's weights without a copy.
+        """
+        if z is None:
+            outputs: torch.Tensor = self.head(self.features(cast(torch.Tensor, X)))
+        else:
+            n_hidden, weight = self.hidden.out_features, self.head.weight
+            outputs = self.activations(z) @ weight[:, :n_hidden].T
+            outputs = outputs + functional.linear(
+                z, weight[:, n_hidden:], self.head.bias
+            )
+        return self.target_center + self.target_scale * outputs
 
     def squared_norm(self) -> torch.Tensor:
         """Return the sum of squares of all weights except the head's bias, ()."""
@@ -170,8 +197,7 @@ class DropoutNetwork(TabularNetwork):
         super().__init__(*args, **kwargs)
         self.dropout = JointDropout(DROPOUT_RATE)
 
-    def features(self, X: torch.Tensor) -> torch.Tensor:
-        """Return the head's inputs (b, hidden_units + n_features) after dropout."""
-        features = super().features(X)
-        hidden, linear = features.tensor_split([self.hidden.out_features], 1)
-        return torch.cat([self.dropout(hidden), linear], 1)
+    def activations(self, z: torch.Tensor) -> torch.Tensor:
+        """Return scaled activations (b, hidden_units) after dropout."""
+        kept: torch.Tensor = self.dropout(super().activations(z))
+        return kept

@@ -273,6 +273,18 @@ def batch_weights(net: NeuralNet) -> Tensor | None:
     return getattr(net, "_training_run", TrainingRun()).weights
 
 
+@contextmanager
+def weights_of_rows(net: NeuralNet, rows: Tensor | slice) -> Iterator[None]:
+    """Restrict the sample weights of the current batch, if any, to some rows."""
+    run = getattr(net, "_training_run", TrainingRun())
+    weights = run.weights
+    try:
+        run.weights = None if weights is None else weights[rows]
+        yield
+    finally:
+        run.weights = weights
+
+
 def mean_weight(net: NeuralNet) -> float:
     """Return the mean sample weight of the current training or validation data."""
     return getattr(net, "_training_run", TrainingRun()).mean_weight

@@ -9,6 +9,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 
 from sklaplace.noise.interpolation import LEVELS, SCORES, ranked
+from sklaplace.noise.residuals import N_GROUPS
 from sklaplace.noise.standardisation import standardisation
 
 Array = NDArray[np.float64]
@@ -16,9 +17,10 @@ Array = NDArray[np.float64]
 # Numbers of residuals, in total and per leaf, at which the quantiles of residuals have
 # the same weight as normal quantiles.
 HALF, HALF_OF_LEAF = 100, 5
-# Number of trees, and of residuals in a leaf. Doubling or halving these numbers changed
-# the mean interval score of six tables by less than one per cent.
-N_TREES, LEAF = 25, 40
+# Number of trees for each group of residuals, and of residuals in a leaf. Doubling or
+# halving these numbers changed the mean interval score of six tables by less than one
+# per cent.
+TREES_PER_GROUP, LEAF = 5, 40
 # For the splits of trees, residuals are clipped at this number of deviations.
 OUTLYING = 3.0
 
@@ -60,27 +62,36 @@ class QuantileForest:
     scale: Tensor
 
     @classmethod
-    def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
+    def fit(
+        cls, inputs: Array, z: Array, weights: Array, group: NDArray[np.integer]
+    ) -> "tuple[QuantileForest, Array]":
         """Return the forest of inputs (n, k) and standardised residuals ``z`` (n,).
+
+        Also return quantiles (n, n_levels) for each residual, from the trees that were
+        not fitted to its group. ``group`` (n,) contains numbers below `N_GROUPS`.
 
         Trees are fitted to the clipped residuals and to their absolute values, so that
         leaves differ in location or in spread. The trees are then joined into arrays
-        over all nodes of all trees, and each leaf stores quantiles of its residuals.
+        over all nodes of all trees, and each leaf stores quantiles of all residuals.
         """
         bounded = z.clip(-OUTLYING, OUTLYING)
-        # a leaf has at least a share of the total weight, for which scikit-learn allows
-        # at most one half; the forest is always the same for the same residuals
-        forest = ExtraTreesRegressor(
-            N_TREES,
-            min_weight_fraction_leaf=min(LEAF / weights.sum(), 0.5),
-            random_state=0,
-        )
+        targets = np.column_stack([bounded, np.abs(bounded)])
         moments = standardisation(inputs, weights)
         center, scale = map(torch.from_numpy, moments)
         # scikit-learn's trees compare in single precision, as `__call__` does
         rounded = _single((torch.from_numpy(inputs) - center) / scale).numpy()
-        forest.fit(rounded, np.column_stack([bounded, np.abs(bounded)]), weights)
-        trees = [tree.tree_ for tree in forest.estimators_]
+        trees = []
+        for g in range(N_GROUPS):
+            others = group != g
+            # a leaf has at least a share of the total weight, for which scikit-learn
+            # allows at most one half; trees are the same for the same residuals
+            forest = ExtraTreesRegressor(
+                TREES_PER_GROUP,
+                min_weight_fraction_leaf=min(LEAF / weights[others].sum(), 0.5),
+                random_state=g,
+            )
+            forest.fit(rounded[others], targets[others], weights[others])
+            trees += [tree.tree_ for tree in forest.estimators_]
         # the last entry is the number of all nodes
         roots = np.cumsum([0, *(tree.node_count for tree in trees)])
         offsets = np.repeat(roots[:-1], np.diff(roots))  # root of each node's tree
@@ -93,18 +104,25 @@ class QuantileForest:
             children, nodes = joined(name), np.arange(len(offsets))
             return torch.from_numpy(np.where(children < 0, nodes, children + offsets))
 
-        leaves = forest.apply(rounded) + roots[:-1]  # (n, n_trees)
-        return cls(
+        leaves = np.stack([tree.apply(rounded) for tree in trees], 1) + roots[:-1]
+        quantiles = _leaf_quantiles(leaves, len(offsets), z, weights)
+        # whether a tree was fitted to a residual, (n, n_trees)
+        is_seen = group[:, None] != np.repeat(np.arange(N_GROUPS), TREES_PER_GROUP)
+        seen_weights = np.where(is_seen, weights[:, None], 0.0)
+        of_others = _leaf_quantiles(leaves, len(offsets), z, seen_weights)
+        unseen_leaves = leaves[~is_seen].reshape(len(z), TREES_PER_GROUP)
+        forest = cls(
             torch.from_numpy(roots[:-1]),
             next_nodes("children_left"),
             next_nodes("children_right"),
             torch.from_numpy(joined("feature").clip(0)),  # negative in leaves
             torch.from_numpy(joined("threshold")),
-            torch.from_numpy(_leaf_quantiles(leaves, len(offsets), z, weights)),
+            torch.from_numpy(quantiles),
             max(tree.max_depth for tree in trees),
             center,
             scale,
         )
+        return forest, of_others[unseen_leaves].mean(1)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return quantiles (n, n_levels) at `LEVELS`, in increasing order.
@@ -126,13 +144,17 @@ def _leaf_quantiles(
 
     The quantiles of a leaf are averages of its residuals' quantiles and of normal
     quantiles. The share of the residuals grows with their number, in total and in the
-    leaf. Nodes that are not leaves have normal quantiles, which are not used.
+    leaf. Nodes that are not leaves have normal quantiles, which are not used. The
+    weights are (n,), or (n, n_trees) with zeros for residuals to leave out of a tree.
     """
     n_trees = leaves.shape[1]
+    weights = np.broadcast_to(weights.reshape(len(z), -1), leaves.shape).T
+    total = weights.sum() / n_trees
     # each residual is in one leaf of every tree; results are sorted by leaf
-    probabilities, values, leaf = ranked(
-        np.tile(z, n_trees), np.tile(weights, n_trees), leaves.T.ravel()
-    )
+    kept = weights > 0
+    values, leaf = np.broadcast_to(z, weights.shape)[kept], leaves.T[kept]
+    n = np.bincount(leaf, weights[kept], n_nodes)[:, None]  # total weights
+    probabilities, values, leaf = ranked(values, weights[kept], leaf)
     labels, first = np.unique(leaf, return_index=True)
     last = np.append(first[1:], len(leaf)) - 1
     # no quantile lies beyond the outermost residuals of a leaf
@@ -140,10 +162,9 @@ def _leaf_quantiles(
     # one interpolation for all leaves; probabilities are below one, so that leaves do
     # not overlap
     leaf_quantiles = np.interp(labels[:, None] + levels, leaf + probabilities, values)
-    # total weights of the leaves; each factor of the share is one half if the number of
-    # residuals is `HALF` in total, or `HALF_OF_LEAF` in the leaf
-    n = np.bincount(leaves.T.ravel(), np.tile(weights, n_trees))[labels, None]
-    share = weights.sum() / (weights.sum() + HALF) * n / (n + HALF_OF_LEAF)
+    # each factor of the share is one half if the number of residuals is `HALF` in
+    # total, or `HALF_OF_LEAF` in the leaf
+    share = total / (total + HALF) * n[labels] / (n[labels] + HALF_OF_LEAF)
     quantiles = np.tile(SCORES, (n_nodes, 1))
     quantiles[labels] += share * (leaf_quantiles - SCORES)
     return quantiles

@@ -27,14 +27,13 @@ from sklaplace.core.trees import Batch
 from sklaplace.likelihoods.quadrature import NODES
 from sklaplace.noise.forest import HALF, QuantileForest
 from sklaplace.noise.interpolation import (
-    LEVELS,
     SCORES,
     Interpolation,
     interpolated,
     ranked,
 )
 from sklaplace.noise.log_scale import LogScale
-from sklaplace.noise.residuals import N_GROUPS, Predictions, Residuals
+from sklaplace.noise.residuals import Predictions, Residuals
 from sklaplace.noise.standardisation import standardisation
 
 Array = NDArray[np.float64]
@@ -160,7 +159,6 @@ class ColumnNoise:
 
         The three parts are fitted one after the other; see the module's docstring. Each
         part uses values of the earlier parts for groups to which these were not fitted.
-        The forest is finally fitted to all residuals.
         """
         # residuals r, weights w and groups, (n,)
         r, w, group = residuals.values[:, column], residuals.weights, residuals.group
@@ -186,23 +184,18 @@ class ColumnNoise:
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
-        forest_inputs = inputs.of_forest(predictions, torch.from_numpy(logs))
-        quantiles = torch.zeros(len(z), len(LEVELS), dtype=torch.float64)
-        for g in range(N_GROUPS):
-            others, members = group != g, torch.from_numpy(group == g)
-            other_inputs = forest_inputs.numpy()[others]
-            forest = QuantileForest.fit(other_inputs, z[others], w[others])
-            quantiles[members] = forest(forest_inputs[members])
+        forest_inputs = inputs.of_forest(predictions, torch.from_numpy(logs)).numpy()
+        forest, quantiles = QuantileForest.fit(forest_inputs, z, w, group)
         # centre the quantiles, so that the noise does not change predicted means
-        mean_of_noise, _ = Interpolation.at(NODES).moments(quantiles)
-        quantiles = quantiles - mean_of_noise.unsqueeze(1)
-        scores = interpolated(z[:, None], quantiles.numpy(), SCORES)[:, 0]
+        mean_of_noise, _ = Interpolation.at(NODES).moments(torch.from_numpy(quantiles))
+        quantiles = quantiles - mean_of_noise.numpy()[:, None]
+        scores = interpolated(z[:, None], quantiles, SCORES)[:, 0]
         correction = Correction.of(scores, w)
         return cls(
             inputs=inputs,
             log_scale=log_scale,
             log_factor=log_factor,
-            forest=QuantileForest.fit(forest_inputs.numpy(), z, w),
+            forest=forest,
             correction=correction,
             at_nodes=Interpolation.at(correction(NODES[None])[0]),
         )
@@ -265,7 +258,7 @@ class NoiseModel:
         Notes
         -----
         For each column, fitting costs O(n k min(n, k)) for n residuals and k features,
-        plus the fits of six forests.
+        plus the fit of a forest.
         """
         if (
             len(residuals.values) < MIN_RESIDUALS

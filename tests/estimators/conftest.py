@@ -9,6 +9,7 @@ SHORT = (
     (default._LBFGS, "optimizer__max_iter", 6),
     (default._ADAM, "optimizer__n_steps", 50),
     (default._LONG_ADAM, "optimizer__n_steps", 20),
+    (default._PARTS_ADAM, "optimizer__n_steps", 20),
     (vars(folds), "N_FOLDS", 2),
 )
 FULL = [settings[name] for settings, name, _ in SHORT]

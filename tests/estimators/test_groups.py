@@ -25,7 +25,7 @@ from sklaplace import (
     VariationalRegressor,
 )
 from sklaplace.estimators.predicting.conformal import Conformal
-from sklaplace.networks.default import LARGE, MANY_ROWS, SMALL
+from sklaplace.networks.default import MANY_ROWS, MEDIUM, SMALL
 from sklaplace.networks.tabular import TabularNetwork
 
 LEVELS, ROWS = 6, 15
@@ -371,4 +371,4 @@ def test_networks_of_folds_have_the_size_for_all_samples(n):
             model.fit(X, X[:, 0] % 2, groups=X[:, 0] // 7)
         copies = np.tile(X, (3, 1))
         models[0].fit(copies, copies[:, 0] % 2)
-    assert widths == {(SMALL if n < MANY_ROWS else LARGE).hidden_units}
+    assert widths == {(SMALL if n < MANY_ROWS else MEDIUM).hidden_units}

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from sklaplace.noise.forest import HALF, HALF_OF_LEAF, _leaf_quantiles
+from sklaplace.noise.forest import (
+    HALF,
+    HALF_OF_LEAF,
+    QuantileForest,
+    _leaf_quantiles,
+)
 from sklaplace.noise.interpolation import LEVELS, SCORES
 
 
@@ -24,3 +29,16 @@ def test_quantiles_of_a_leaf_are_those_of_its_residuals(is_weighted):
         share = total / (total + HALF) * n / (n + HALF_OF_LEAF)
         expected = share * quantiles + (1 - share) * SCORES
         np.testing.assert_allclose(found[leaf], expected, atol=1e-10)
+
+
+def test_quantiles_of_a_residual_do_not_depend_on_its_group():
+    rng = np.random.default_rng(0)
+    inputs, z = rng.standard_normal((300, 2)), rng.standard_normal(300)
+    # the last two groups are empty
+    weights, group = rng.uniform(0.5, 2, 300), rng.integers(3, size=300)
+    _, quantiles = QuantileForest.fit(inputs, z, weights, group)
+    members = group == 1
+    z_changed = np.where(members, 9 * z, z)
+    _, changed = QuantileForest.fit(inputs, z_changed, weights, group)
+    np.testing.assert_array_equal(changed[members], quantiles[members])
+    assert (changed[~members] != quantiles[~members]).any()
