@@ -88,8 +88,8 @@ _ADAM: dict[str, Any] = {
 # that the results would differ more.
 _LONG_ADAM: dict[str, Any] = {**_ADAM, "lr": 0.1, "optimizer__n_steps": 200}
 
-# With twice as many steps, each on at most 1,000 samples, the cost does not grow with
-# their number. Fewer steps or smaller parts were worse on tables of 1,500 to 5,000 rows.
+# Each step uses at most 1,000 samples, so the cost does not grow with their number.
+# On tables of 1,500 to 5,000 rows, fewer steps and smaller parts had worse scores.
 _PARTS_ADAM: dict[str, Any] = {
     **_LONG_ADAM,
     "optimizer__n_steps": 400,
