@@ -230,7 +230,10 @@ class BaseBlock:
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one matrix product instead of o products with vectors
-            return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
+            outputs = inputs @ matrices.squeeze(2).T  # (b, o)
+            if len(g) == 1:  # shared by all samples
+                return (outputs @ g[0].T).unsqueeze(2)
+            return g @ outputs.unsqueeze(2)
         # samples at a time, so that this array has at most CHUNK_ELEMENTS elements
         n = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
         pairs = zip(g.expand(len(self), -1, -1).split(n), inputs.split(n), strict=True)

@@ -35,8 +35,8 @@ _N_LEADING, _LEADING_DIVISOR = 512, 32
 # This error is as large as in `NormalGumbel`, and smaller by e^LOWEST where the
 # integrand is large.
 _MAX_LOG_MERGE_ERROR = math.log(1e-2)
-# Minimum variance, which keeps quotients finite.
-_MIN_VARIANCE = 1e-300
+# Largest absolute mean and variance in single precision, whose largest number is 3e38.
+_LARGEST = 1e30
 # Number of points at unit spacing, and derivatives of their interpolating polynomial at
 # each point.
 _STENCIL_SIZE = 7
@@ -74,7 +74,10 @@ def independent_variances(centred: Tensor) -> Tensor:
 
 
 def argmax_proba(
-    mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
+    mean: Tensor,
+    variances: Tensor,
+    n_nodes: int = _FIRST_NODES,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Return the probability that each logit plus Gumbel noise is the largest.
 
@@ -86,11 +89,13 @@ def argmax_proba(
         Non-negative float64 variances of the independent logits.
     n_nodes : int
         Initial number of quadrature nodes, at least seven.
+    dtype : torch.dtype
+        Dtype of the quadrature. float32 takes half the time, with errors of about 1e-6.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities. Each row sums to one.
+        Float64 probabilities. Each row sums to one.
 
     Notes
     -----
@@ -114,9 +119,11 @@ def argmax_proba(
     """
     # relative to the largest mean, near which precision matters
     mean = mean - mean.detach().amax(-1, keepdim=True)
-    if mean.shape[-1] > MANY_CLASSES:
-        return _by_leading(mean, variances, n_nodes)
-    return _by_nodes(mean, variances, n_nodes)
+    if dtype != torch.float64:
+        mean, variances = mean.clamp(min=-_LARGEST), variances.clamp(max=_LARGEST)
+    mean, variances = mean.to(dtype), variances.to(dtype)
+    integrate = _by_leading if mean.shape[-1] > MANY_CLASSES else _by_nodes
+    return integrate(mean, variances, n_nodes).double()
 
 
 def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
@@ -284,6 +291,7 @@ def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean
     # variance of f_k - f_j
-    total = (variances + variances.gather(-1, largest)).clamp(min=_MIN_VARIANCE)
+    total = variances + variances.gather(-1, largest)
+    total = total.clamp(min=torch.finfo(total.dtype).tiny)  # quotients are finite
     s = (gaps / total).clamp(max=1)  # minimises the bound, exp(s² total / 2 − s gaps)
     return (s * (s * total / 2 - gaps)).exp()

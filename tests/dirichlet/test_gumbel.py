@@ -43,6 +43,20 @@ def test_agrees_with_a_fine_quadrature(kind, mean_scale, n_classes):
 
 
 @pytest.mark.parametrize("kind", VARIANCES)
+@pytest.mark.parametrize("mean_scale", [2, 20])
+@pytest.mark.parametrize("n_classes", [2, 10, 300, 1500])
+def test_single_precision(kind, mean_scale, n_classes):
+    mean = mean_scale * normal(20, n_classes)
+    variances = VARIANCES[kind](normal(20, n_classes, seed=1))
+    single = argmax_proba(mean, variances, dtype=torch.float32)
+    error = (single - argmax_proba(mean, variances)).abs().sum(-1)
+    # a sample whose sum is at the limit may be computed with twice as many nodes
+    assert single.dtype == torch.float64
+    assert error.max() < 1e-3
+    assert error.median() < 1e-4
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
 @pytest.mark.parametrize("mean_scale", [2, 10, 20])
 @pytest.mark.parametrize("n_classes", [2, 10, 100])
 def test_agrees_with_plain_sampling(kind, mean_scale, n_classes):
