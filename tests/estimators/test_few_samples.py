@@ -23,7 +23,7 @@ from sklaplace import (
     LaplaceRegressor,
 )
 from sklaplace.data.split import MIN_ROWS, hash_folds, row_keys
-from sklaplace.estimators.training.folds import N_FOLDS
+from sklaplace.estimators.training.folds import FOLDS_OF_MANY, MANY_SAMPLES, N_FOLDS
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT
 
@@ -126,8 +126,12 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     model = LaplaceRegressor(quick, random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
     X, y = waves(FEW_FOR_NOISE)
-    assert n_trainings(model, X[1:], y[1:]) == N_FOLDS + 1
+    n_folds = min(N_FOLDS, FOLDS_OF_MANY)  # at least MANY_SAMPLES
+    assert n_trainings(model, X[1:], y[1:]) == n_folds + 1
     assert n_trainings(model, X, y) == 1
+    many = X[:MANY_SAMPLES], y[:MANY_SAMPLES]
+    assert n_trainings(model, *many) == n_folds + 1
+    assert n_trainings(model, *(part[1:] for part in many)) == N_FOLDS + 1
     constant = LaplaceRegressor(quick, sigma_noise="homoscedastic", random_state=0)
     assert n_trainings(constant, X[:FOLDED], y[:FOLDED]) == 1
     fixed = LaplaceRegressor(quick, prior_precision=1.0, random_state=0)

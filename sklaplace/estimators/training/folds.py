@@ -25,8 +25,11 @@ from sklaplace.estimators.training.laplace import MIN_HELD_OUT, LaplaceTrainer
 from sklaplace.networks.net_checks import whole_batches
 from sklaplace.networks.trained import TrainedNetwork
 
-# Number of folds if there are too few samples to hold some out.
-N_FOLDS = 5
+# Number of folds if there are too few samples to hold some out, and for a noise model
+# of at least `MANY_SAMPLES` distinct samples. Training on two thirds of these suffices:
+# on six tables, three folds instead of five changed the interval score by at most 1 %.
+# On tables of 28 to 200 samples, three folds lowered the coverage of intervals.
+N_FOLDS, FOLDS_OF_MANY, MANY_SAMPLES = 5, 3, 500
 # Numbers of held-out samples that suffice for tuning, and for a noise model. These
 # numbers limit the number of folds.
 ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
@@ -105,14 +108,18 @@ def _tuning_folds(
     if not trainer.takes_folds(data):
         return []
     keys, stratify = trainer.keys(data), trainer.targets.stratify
-    folds = hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
+    n_folds, n_enough = N_FOLDS, ENOUGH
+    if trainer.models_noise:
+        n_enough = ENOUGH_FOR_NOISE
+        if len(np.unique(keys)) >= MANY_SAMPLES:
+            n_folds = min(n_folds, FOLDS_OF_MANY)
+    folds = hash_folds(keys, data.y, n_folds, stratify=stratify)
     # with few distinct samples or groups, there are fewer folds than requested; whole
     # groups still show how the network predicts new ones, if there are two folds
-    if len(folds) < (N_FOLDS if data.groups is None else 2):
+    if len(folds) < (n_folds if data.groups is None else 2):
         return []
-    n_enough = ENOUGH_FOR_NOISE if trainer.models_noise else ENOUGH
-    # each fold holds out a share 1 / N_FOLDS of the samples
-    return folds[: math.ceil(N_FOLDS * n_enough / len(data.y))]
+    # each fold holds out a share 1 / n_folds of the samples
+    return folds[: math.ceil(n_folds * n_enough / len(data.y))]
 
 
 def _fold_tasks(
