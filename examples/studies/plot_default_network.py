@@ -10,9 +10,9 @@ sizes to tables of 100 to 2,000 rows, and compares them with scikit-learn's grad
 boosting.
 
 In the full run, the mean change of the negative log-likelihood (NLL) from the small to
-the large network is 0.022 with 100 rows, -0.015 with 200, -0.074 with 500 and -0.145
-with 2,000. The large network has the lower NLL on 6 of 11 tables with 200 rows, and on
-8 of 11 tables with 500 rows. The large network is worse on digits, and slightly worse
+the large network is 0.012 with 100 rows, -0.010 with 200, -0.059 with 500 and -0.160
+with 2,000. The large network has the lower NLL on 5 of 11 tables with 200 rows, and on
+7 of 11 tables with 500 rows. The large network is worse on digits, and slightly worse
 on the linear table and friedman2.
 
 .. code-block:: bash
