@@ -121,18 +121,9 @@ class Batches:
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
-        """Yield batches of arrays without a loop over samples.
-
-        Inputs, targets and weights are pairs of an array, or None, and its row indices.
-        """
+        """Yield batches of arrays without a loop over samples."""
         for start in range(0, len(self.dataset), self.batch_size):
-            batch = slice(start, start + self.batch_size)
-            # indexing by an array copies, so in-place layers do not change user data
-            x, y, w = (
-                None if v is None else torch.from_numpy(v[rows[batch]])
-                for v, rows in arrays
-            )
-            yield x, y, w
+            yield _selected(arrays, slice(start, start + self.batch_size))
 
     def _loaded(self, options: dict[str, object]) -> Iterator[Batch]:
         """Yield the batches of the skorch net's loader.
@@ -208,6 +199,15 @@ def _arrays(dataset: Any) -> _Arrays | None:
     return [inputs, (dataset.y, rows), (dataset.weights, rows)]
 
 
+def _selected(arrays: _Arrays, samples: slice | list[int]) -> Batch:
+    """Return inputs, targets and weights of some samples as tensors."""
+    # indexing by an array copies, so in-place layers do not change user data
+    x, y, weights = (
+        None if v is None else torch.from_numpy(v[rows[samples]]) for v, rows in arrays
+    )
+    return x, y, weights
+
+
 class ArrayRows(torch.utils.data.Dataset[Any]):
     """Samples of arrays, which a loader reads one batch at a time.
 
@@ -243,10 +243,7 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
 
         torch's loaders call this method instead of ``__getitem__``.
         """
-        X, y, weights = (
-            None if v is None else torch.from_numpy(v[rows[indices]])
-            for v, rows in self.arrays
-        )
+        X, y, weights = _selected(self.arrays, indices)
         return [X, y if weights is None else (y, weights)]
 
 
