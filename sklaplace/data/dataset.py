@@ -4,12 +4,13 @@ Estimators validate array-likes. Tuples, torch datasets and dicts of arrays reac
 unchanged. The skorch net's own validation loader creates the batches.
 """
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,8 +42,6 @@ Batch = tuple[Any, Any, Tensor | None]
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
 # If a loader has only these options, its batches are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
-# If it also has some of these options, they select rows of the arrays.
-SELECTING_OPTIONS = _CHOOSING_OPTIONS | _SLICING_OPTIONS | {"generator"}
 
 
 class RowDataset(Dataset):
@@ -200,19 +199,17 @@ def _arrays(dataset: Any) -> _Arrays | None:
 
 
 def _selected(arrays: _Arrays, samples: slice | list[int]) -> Batch:
-    """Return inputs, targets and weights of some samples as tensors."""
+    """Return inputs, targets and weights of some samples as contiguous tensors."""
     # indexing by an array copies, so in-place layers do not change user data
     x, y, weights = (
-        None if v is None else torch.from_numpy(v[rows[samples]]) for v, rows in arrays
+        None if v is None else torch.from_numpy(np.ascontiguousarray(v[rows[samples]]))
+        for v, rows in arrays
     )
     return x, y, weights
 
 
 class ArrayRows(torch.utils.data.Dataset[Any]):
-    """Samples of arrays, which a loader reads one batch at a time.
-
-    skorch's dataset is read sample by sample, and the samples are then stacked. This
-    takes longer than training a small network on them. Batches are the same.
+    """Samples of arrays, of which a loader reads one batch at a time.
 
     Parameters
     ----------
@@ -238,17 +235,46 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.arrays[0][1])
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return a batch of inputs and targets; weights form a pair with the targets.
 
         torch's loaders call this method instead of ``__getitem__``.
         """
-        X, y, weights = _selected(self.arrays, indices)
+        X, y, weights = _selected(self.arrays, list(indices))
         return [X, y if weights is None else (y, weights)]
 
 
-def whole_batch(batch: list[Any]) -> list[Any]:
-    """Return the batch of `ArrayRows`, whose samples are already stacked."""
+class ArrayLoader(DataLoader[Any]):
+    """torch's loader, which reads a batch of arrays at once.
+
+    Usually, the samples of a batch are read one by one and then stacked. This takes
+    longer than training a small network on them. The batches are the same.
+    """
+
+    @staticmethod
+    def of(loader: Any) -> Any:
+        """Return a loader that reads batches at once if it is torch's own loader."""
+        if type(loader) is DataLoader:
+            loader.__class__ = ArrayLoader
+        return loader
+
+    def __iter__(self) -> Any:
+        """Yield the batches of `DataLoader`, with the same random numbers."""
+        collate: Any = self.collate_fn
+        if isinstance(collate, partial) and collate.func is collate_weighted:
+            (collate,) = collate.args
+        in_batches = not self.num_workers and self.batch_sampler is not None
+        is_default = in_batches and collate is default_collate
+        rows = ArrayRows.of(cast(Samples, self.dataset)) if is_default else None
+        if rows is None:
+            return super().__iter__()
+        loader = copy.copy(self)
+        # not by assignment, which torch refuses for the dataset
+        vars(loader).update(dataset=rows, collate_fn=_whole_batch)
+        return DataLoader.__iter__(loader)
+
+
+def _whole_batch(batch: list[Any]) -> list[Any]:
     return batch
 
 

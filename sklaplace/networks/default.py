@@ -171,18 +171,15 @@ class Part:
     size: float
 
 
-def numbers_of_parts(
-    X: NDArray[Any], y: NDArray[Any], part_size: int
-) -> NDArray[np.integer]:
+def numbers_of_parts(X: NDArray[Any], part_size: int) -> NDArray[np.integer]:
     """Return the number of each sample's part, (n,).
 
-    Parts have at most ``part_size`` distinct samples. Equal samples share a part. The
-    order of samples does not matter: distinct ones are ranked by their bytes, and dealt
-    out in turn.
+    Parts have at most ``part_size`` distinct inputs. Samples with the same inputs share
+    a part. Neither the order of samples nor units matter: distinct inputs are sorted,
+    and dealt out in turn.
     """
-    rows = np.column_stack([y.reshape(len(y), -1), X.reshape(len(X), -1)])
-    as_bytes = rows.view(f"V{rows.strides[0]}").ravel()
-    distinct, rank = np.unique(as_bytes, return_inverse=True)
+    rows = X.reshape(len(X), -1)
+    distinct, rank = np.unique(rows, axis=0, return_inverse=True)
     return rank % math.ceil(len(distinct) / part_size)
 
 
@@ -199,7 +196,7 @@ class PenalisedNet(NeuralNet):
     penalty : float
         Coefficient of the squared norm.
     part_size : int or None
-        Largest number of distinct samples for each step of the optimizer. By default,
+        Largest number of distinct inputs for each step of the optimizer. By default,
         each step uses the whole batch.
     """
 
@@ -216,11 +213,15 @@ class PenalisedNet(NeuralNet):
 
     def train_step(self, batch: Any, **fit_params: Any) -> Any:
         """Take the optimizer's steps on the parts of a batch in turn."""
-        return super().train_step(itertools.cycle(self._parts(batch)), **fit_params)
+        self._next_parts = itertools.cycle(self._parts(batch))
+        try:
+            return super().train_step(batch, **fit_params)
+        finally:
+            del self._next_parts  # it holds all samples
 
-    def train_step_single(self, parts: Any, **fit_params: Any) -> dict[str, Tensor]:
-        """Compute the loss of the next part and its gradient."""
-        part: Part = next(parts)
+    def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
+        """Compute the loss of the next part of the batch, and its gradient."""
+        part = next(self._next_parts)
         self.module_.train()
         with weights_of_rows(self, part.rows):
             y_pred = self.infer({"z": part.z})
@@ -235,7 +236,7 @@ class PenalisedNet(NeuralNet):
             z = self.module_.scaled_inputs(to_tensor(X, device=self.device))
         if self.part_size is None:
             return [Part(slice(None), z, y, 1.0)]
-        number = numbers_of_parts(X.numpy(), y.numpy(), self.part_size)
+        number = numbers_of_parts(X.numpy(), self.part_size)
         n_parts = number.max() + 1
         all_rows = [
             torch.from_numpy(np.flatnonzero(number == k)) for k in range(n_parts)
@@ -393,7 +394,7 @@ def without_penalty(net: PenalisedNet) -> NeuralNet:
 def with_dropout(net: PenalisedNet) -> PenalisedNet:
     """Return the unfitted net with dropout, for training with `CosineAdam`."""
     settings = _architecture(net) | {"module": DropoutNetwork}
-    return type(net)(**settings, penalty=net.penalty, **_ADAM)
+    return type(net)(**settings, penalty=net.penalty, part_size=net.part_size, **_ADAM)
 
 
 def _architecture(net: NeuralNet) -> dict[str, Any]:

@@ -25,13 +25,11 @@ from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
 from sklaplace.data.dataset import (
-    SELECTING_OPTIONS,
-    ArrayRows,
+    ArrayLoader,
     TrainingData,
     collate_weighted,
     first_rows,
     sample_weights,
-    whole_batch,
 )
 from sklaplace.data.streams import Samples
 from sklaplace.likelihoods import CRITERIA
@@ -301,8 +299,7 @@ class _WeightedTraining:
         """Return batches whose sample weights are set aside for the loss."""
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
-        # items are X, (y, weight)
-        if weights is not None and loader.collate_fn is not whole_batch:
+        if weights is not None:  # items are X, (y, weight)
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
         return _UnweightedLoader(loader, self._training_run, weights)
 
@@ -321,33 +318,12 @@ class _WeightedTraining:
 
 
 class _BatchedReading:
-    """Mixin for nets whose loaders read whole batches of arrays, where possible.
-
-    Loaders, their options and methods of users receive the dataset itself.
-    """
+    """Mixin for nets whose loaders read batches of arrays at once."""
 
     def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
         """Return skorch's loader, with batches that are equal bit by bit."""
-        get_iterator = super().get_iterator  # type: ignore[misc]
-        rows = ArrayRows.of(dataset) if self._has_plain_loader(training) else None
-        if rows is None:
-            return get_iterator(dataset, training=training)
-        loader = get_iterator(rows, training=training)
-        loader.collate_fn = whole_batch
-        return loader
-
-    def _has_plain_loader(self, training: bool) -> bool:
-        """Return whether torch's loader reads batches in this process."""
-        net: Any = self
-        name = "iterator_train" if training else "iterator_valid"
-        options = {"batch_size": net.batch_size} | net.get_params_for(name)
-        return (
-            getattr(net, name) is DataLoader
-            and not _overrides(net, "get_iterator")
-            and options.keys() <= SELECTING_OPTIONS
-            and options["batch_size"] is not None  # None means single samples
-            and not options.get("num_workers")
-        )
+        loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
+        return ArrayLoader.of(loader)
 
 
 def weighted_loss(

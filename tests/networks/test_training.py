@@ -117,6 +117,21 @@ class Flat(nn.Module):
         return self.layers(x.flatten(1).float())
 
 
+class Convolutions(nn.Module):
+    """A module whose results depend on the memory layout of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)
+        )
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x.view(len(x), -1)  # fails unless the batch is contiguous
+        return self.head(self.layers(x).flatten(1))
+
+
 def trained(net, X, y, weights=None, **loaders):
     """Return the states and losses of a trained net, and torch's random state."""
     options = {"max_epochs": 3, "batch_size": 7, "iterator_train__shuffle": True}
@@ -201,6 +216,47 @@ class TestWholeBatches:
         n_features = int(np.prod(shape[1:]))
         net = clone(self.net).set_params(module__n_features=n_features)
         assert_same_training(net, inputs, Y)
+
+    @pytest.mark.parametrize("order", ["transposed", "F", "strided"])
+    def test_memory_layouts(self, order):
+        images = np.random.default_rng(0).normal(size=(60, 6, 6, 3)).astype("f4")
+        images = {
+            "transposed": images.transpose(0, 3, 1, 2),
+            "F": np.asfortranarray(np.moveaxis(images, 3, 1).copy()),
+            "strided": np.repeat(np.moveaxis(images, 3, 1), 2, 3)[..., ::2],
+        }[order]
+        assert not images.flags.c_contiguous
+        net = clone(self.net).set_params(module=Convolutions)
+        assert_same_training(net, images, Y)
+
+    @pytest.mark.parametrize("kind", [list, tuple, set, iter, np.array, torch.tensor])
+    def test_batch_samplers(self, kind):
+        class Batched(BatchSampler):
+            def __iter__(self):
+                return map(kind, super().__iter__())
+
+        sampler = Batched(RandomSampler(range(48)), 5, drop_last=False)
+        loader = {
+            "iterator_train__batch_sampler": lambda: sampler,
+            "iterator_train__batch_size": 1,
+            "iterator_train__shuffle": False,
+        }
+        if kind is not torch.tensor:  # skorch's datasets refuse tensors
+            assert_same_training(self.net, X, Y, **loader)
+        trained(self.net, X, Y, **loader)
+
+    def test_loaders_have_the_dataset_of_the_net(self):
+        class Reading(NeuralNetClassifier):
+            def run_single_epoch(self, iterator, training, prefix, step_fn, **kwargs):
+                # loaders of the user's own
+                again = DataLoader(iterator.dataset, batch_size=8)
+                super().run_single_epoch(again, training, prefix, step_fn, **kwargs)
+                iterator.collate_fn = lambda rows: seen.extend(rows) or rows
+                next(iter(iterator))
+
+        seen = []
+        trained(Reading(**self.net.get_params(deep=False)), X, Y)
+        assert len(seen) == 3 * 2 * 7  # of both loaders, in each epoch
 
     @pytest.mark.parametrize("y_shape", [(60, 1), (60, 3)])
     @weighted_or_not

@@ -26,9 +26,9 @@ from sklaplace.networks.net_checks import whole_batches
 from sklaplace.networks.trained import TrainedNetwork
 
 # Number of folds if there are too few samples to hold some out, and for a noise model
-# of at least `MANY_SAMPLES` distinct samples. Training on two thirds of these suffices:
-# on six tables, three folds instead of five changed the interval score by at most 1 %.
-# On tables of 28 to 200 samples, three folds lowered the coverage of intervals.
+# of at least `MANY_SAMPLES` distinct samples or groups. Two thirds of these suffice for
+# training: on six tables, three folds instead of five changed the interval score by at
+# most 1 %. On tables of 28 to 200 samples, three folds lowered the coverage.
 N_FOLDS, FOLDS_OF_MANY, MANY_SAMPLES = 5, 3, 500
 # Numbers of held-out samples that suffice for tuning, and for a noise model. These
 # numbers limit the number of folds.
