@@ -58,7 +58,7 @@ CLASSIFIERS = {
 # rows, epochs, targets, whether skorch's default split holds samples out, and the
 # largest ratio of fit to training
 REGRESSORS = [
-    (500, 60, 1, True, 3),
+    (500, 60, 1, True, 3.5),
     (500, 60, 1, False, 3.5),
     (2000, 30, 1, True, 0.8),
     (5000, 20, 1, True, 0.8),
