@@ -226,14 +226,11 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         arrays = _arrays(dataset)
         values = [v for v, _ in arrays or [] if v is not None]
         # a dataset without targets has only inputs
-        is_plain = len(values) > 1 and all(
+        are_numbers = all(
             isinstance(v, np.ndarray) and v.dtype.kind in "biuf" and v.dtype.isnative
             for v in values
         )
-        return cls(arrays) if arrays and is_plain else None
-
-    def __len__(self) -> int:
-        return len(self.arrays[0][1])
+        return cls(arrays) if arrays and len(values) > 1 and are_numbers else None
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return a batch of inputs and targets; weights form a pair with the targets.

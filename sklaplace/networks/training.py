@@ -266,15 +266,20 @@ def noting_ctrl_c(run: TrainingRun) -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+def _current_run(net: NeuralNet) -> TrainingRun:
+    """Return the training run of a net, or an empty one outside of `training_run`."""
+    return getattr(net, "_training_run", TrainingRun())
+
+
 def batch_weights(net: NeuralNet) -> Tensor | None:
     """Return the sample weights (b,) of the current training batch, or None."""
-    return getattr(net, "_training_run", TrainingRun()).weights
+    return _current_run(net).weights
 
 
 @contextmanager
 def weights_of_rows(net: NeuralNet, rows: Tensor | slice) -> Iterator[None]:
     """Restrict the sample weights of the current batch, if any, to some rows."""
-    run = getattr(net, "_training_run", TrainingRun())
+    run = _current_run(net)
     weights = run.weights
     try:
         run.weights = None if weights is None else weights[rows]
@@ -285,7 +290,7 @@ def weights_of_rows(net: NeuralNet, rows: Tensor | slice) -> Iterator[None]:
 
 def mean_weight(net: NeuralNet) -> float:
     """Return the mean sample weight of the current training or validation data."""
-    return getattr(net, "_training_run", TrainingRun()).mean_weight
+    return _current_run(net).mean_weight
 
 
 class _WeightedTraining:
