@@ -40,19 +40,19 @@ class Amplitudes:
         relative : Tensor of shape (b,)
             Relative variances of the samples.
         n_blocks : int
-            Number of blocks of outputs.
+            Number r of blocks: one block of K logits per label, or one of all outputs.
         centred : bool
             Whether the mean of each block is subtracted from the outputs. All outputs
             then have the same amplitude.
         """
         if cov.ndim == 2:
-            k = cov.shape[1] // n_blocks  # outputs per block
-            added = relative.unsqueeze(1) * self.variances
-            # centring k independent values removes 1/k of their variance
-            cov = cov + added * (1 - 1 / k if centred else 1)
+            block_size = cov.shape[1] // n_blocks
+            residual = relative.unsqueeze(1) * self.variances
+            # centring K independent values removes 1/K of their variance
+            cov = cov + residual * (1 - 1 / block_size if centred else 1)
             return cov if self.bounds is None else cov / (1 + cov / self.bounds)
-        # covariance (c, c) of the residual for a relative variance of one; it is (K, K)
-        # within blocks, as all class logits have the same amplitude
+        # covariance of the residual for a relative variance of one: (c, c), or (K, K)
+        # for each block, because all class logits have the same amplitude
         unit_cov = torch.eye(cov.shape[-1]).to(cov) * self.variances
         if centred:
             unit_cov = unit_cov - unit_cov.mean(-1, keepdim=True)
@@ -62,8 +62,10 @@ class Amplitudes:
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:
-        """Return covariances between samples with the residual added.
+        """Return covariances between n samples with those of the residual added.
 
+        Residuals of different outputs are independent. For output k, their covariance
+        between samples n and m is ``s_k²`` times the inner product of rows n and m.
         Bounds shrink the sum.
 
         Parameters
@@ -71,29 +73,31 @@ class Amplitudes:
         cov : Tensor of shape (n, n, c), or (..., n·c, n·c) if ``across_outputs``
             Covariances without the residual. The outputs of a sample are adjacent.
         rows : Tensor of shape (..., n, p)
-            Rows from `Residual.rows`.
+            Vectors from `Residual.rows`, one per sample.
         c : int
             Number of outputs.
         across_outputs : bool
             Whether ``cov`` includes covariances between outputs.
         """
         relative, variances = rows @ rows.mT, self.variances.expand(c)
-        # bounds apply to the last two axes, which must be those of samples
         if not across_outputs:
-            bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
+            # `_bounded` needs the axes of samples last: (c, n, n)
             cov = cov.movedim(-1, 0) + relative * variances.view(-1, 1, 1)
+            bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
             return _bounded(cov, bounds).movedim(0, -1)
+        # a diagonal matrix over outputs for each pair of samples, (..., n, c, n, c)
+        residual = torch.einsum("...nm,kl->...nkml", relative, variances.diag())
         bounds = None if self.bounds is None else self.bounds.repeat(rows.shape[-2])
-        added = torch.einsum("...nm,kl->...nkml", relative, variances.diag())
-        # (..., n, c, n, c) to (..., n·c, n·c)
-        return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
+        return _bounded(cov + residual.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
-        """Return joint draws (b, c, s) of the residual for rows (b, p).
+        """Return s = ``n_samples`` joint draws (b, c, s) of the residual.
 
-        All batches with the same seed use the same directions, so draws are joint.
+        ``rows`` (b, p) are vectors from `Residual.rows`. Their products with a standard
+        normal vector ω have the covariances of the residual, divided by ``s_k²``. All
+        batches with the same seed use the same vectors ω, so draws are joint.
         """
-        # random directions ω_k of all outputs and draws, (p, c·s)
+        # one vector ω for each output and draw, (p, c·s)
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)

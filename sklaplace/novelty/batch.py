@@ -121,20 +121,21 @@ class FeatureBatch:
         """
         features, shape = sketched(features), input_shape(x)
         inputs = hashed_inputs(x) if shape else features[:, :0]
+        # in regression, all samples are in one group, and there are no logits
         groups, n_groups = torch.zeros_like(f[:, 0], dtype=torch.long), 1
-        terms = none = f[:, :0].double()
+        terms = no_columns = f[:, :0].double()
         b = f.shape[0]  # a symbol in torch.export, unlike len(f)
         if isinstance(likelihood, ClassificationLikelihood):
             # one logit per class; the variances of the outputs do not matter here
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             n_classes = logits.shape[1]
             n_sums = n_classes * max(features.shape[1], MAX_INPUTS)
-            # several labels have several rows of logits per sample
+            # with r labels per sample, there are b·r rows, and no single class
             if logits.shape[0] == b and n_sums <= MAX_SUMS:
                 groups, n_groups = logits.argmax(1), n_classes
             terms = logit_terms(logits.reshape(b, -1, n_classes))
         if targets is None or not likelihood.has_noise:
-            targets = none
+            targets = no_columns
         return cls(
             features=features,
             groups=groups,
@@ -172,13 +173,13 @@ class FeatureBatch:
         """
         if len(self.keys) <= MAX_KEPT:
             return self
-        keys, places = self.keys.unique(return_inverse=True)
-        # index of the first sample with each of the smallest hashes
-        order = torch.arange(len(places), device=places.device)
-        first = torch.full_like(keys, len(places))
-        first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]
-        totals = self.weights.new_zeros(len(keys)).index_add(0, places, self.weights)
-        # `unique` sorts the hashes, so that the first are the smallest
+        # distinct hashes in ascending order, and the number of each sample's hash
+        keys, numbers = self.keys.unique(return_inverse=True)
+        totals = self.weights.new_zeros(len(keys)).index_add(0, numbers, self.weights)
+        # index of the first sample with each distinct hash
+        order = torch.arange(len(numbers), device=numbers.device)
+        first = torch.full_like(keys, len(numbers))
+        first = first.scatter_reduce(0, numbers, order, "amin")[:MAX_KEPT]
         tensors: Any = {name: tensor[first] for name, tensor in self._tensors.items()}
         return replace(self, **(tensors | {"weights": totals[:MAX_KEPT]}))
 

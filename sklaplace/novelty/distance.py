@@ -35,7 +35,7 @@ class Distance:
         """`logs` of the training samples (n, r), leave-one-out."""
         samples = self.samples
         rows = getattr(samples, self.name)
-        return self.leverage.left_out(rows, samples.groups, samples.weights).log()
+        return self.leverage.leave_one_out(rows, samples.groups, samples.weights).log()
 
     def logs(self, batch: FeatureBatch) -> Tensor:
         """Return the logarithms of the leverages for r ridges, (b, r)."""

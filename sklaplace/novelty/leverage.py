@@ -41,17 +41,17 @@ _ROUNDING = 1e-12
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # otherwise, later gradients fail
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return a fixed order of ``i`` features, and the sign of each position.
+    """Return a random but fixed order of ``i`` features, and random signs.
 
-    Both have a multiple of ``most`` positions, as if written in rows of ``most``. Every
-    ``most``-th position belongs to the same column. Positions that fill the last row
-    have the sign zero.
+    Feature hashing writes the signed features in this order into rows of ``most``
+    entries, and sums each column. Both results are therefore padded to a multiple of
+    ``most`` entries. The padding repeats features with a sign of zero.
     """
     generator = torch.Generator().manual_seed(i)
     order = torch.randperm(i, generator=generator)
     signs = 2.0 * torch.randint(2, (i,), generator=generator) - 1
-    filling = -i % most
-    return torch.cat([order, order[:filling]]), pad(signs, (0, filling))
+    n_padding = -i % most
+    return torch.cat([order, order[:n_padding]]), pad(signs, (0, n_padding))
 
 
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
@@ -64,7 +64,7 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     if i <= most:
         return features
     order, signs = (part.to(features.device) for part in _hashing(i, most))
-    # rows of `most` positions, whose sum is a column
+    # the sum over rows of `most` entries; see `_hashing`
     signed = features[:, order].mul_(signs.to(features.dtype))
     return signed.unflatten(1, (-1, most)).sum(1)
 
@@ -146,6 +146,7 @@ class Leverage(FieldsOnly):
         scatter within groups.
         """
         roots = self.moments.counts.sqrt().unsqueeze(1)
+        # Σ φ φᵀ - Σ n_k μ_k μ_kᵀ
         scatter = self.moments.squares - gram(self.means * roots)
         scales = self._scales()
         scatter = scatter / scales / scales.unsqueeze(1)
@@ -167,14 +168,14 @@ class Leverage(FieldsOnly):
         return {torch.float64: self.whitenings}
 
     def _scales(self) -> Tensor:
-        """Return divisors (i,) of the features; one for constant features.
+        """Return the standard deviation of each feature, (i,), or one.
 
-        All divisors are one if the features are not standardised.
+        The value is one for constant features, and if features are not standardised.
         """
         squares, n = self.moments.squares.diagonal(), self.moments.counts.sum()
         variances = (squares - self.moments.sums.sum(0) ** 2 / n) / n
-        has_unit = (variances > _ROUNDING * squares / n) & self.standardises
-        return torch.where(has_unit, variances, 1.0).sqrt()
+        is_divided = (variances > _ROUNDING * squares / n) & self.standardises
+        return torch.where(is_divided, variances, 1.0).sqrt()
 
     def _distances(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` for each ridge, (b, R), float64."""
@@ -206,23 +207,27 @@ class Leverage(FieldsOnly):
         counts = self.moments.counts
         return torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
 
-    def left_out(self, features: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    def leave_one_out(
+        self, features: Tensor, groups: Tensor, weights: Tensor
+    ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
-        The leverages follow from the Sherman-Morrison formula, which is ``h / (1 - h)``
-        without a ridge and is exact for a constant ridge. If a sample's weight (b,)
-        exceeds one, only one unit of the weight is left out. The leverage of a sample
+        The features (b, i) and weights (b,) are among the sums in ``moments``. If a
+        weight exceeds one, only one unit of it is left out. The leverage of a sample
         that is alone in its group is infinite.
 
-        Leaving a weight r out of a group of n changes the deviation from the mean by
-        the factor ``n / (n - r)``, and ``W`` by a matrix of rank one.
+        Leaving a weight r out of a group of n multiplies the deviation d from the
+        group's mean by ``f = n / (n - r)``, and subtracts ``r f d dᵀ`` from ``W``. By
+        the Sherman-Morrison formula, the distance D becomes ``f² D / (1 - r f D)``. The
+        ridge is kept. Without a ridge, the result is ``h / (1 - h)`` for r = 1.
         """
-        counts = self.moments.counts[groups].unsqueeze(1)
-        removed = weights.to(counts).clamp(max=1).unsqueeze(1)
-        factors = counts / (counts - removed).clamp(min=_SMALLEST)
-        distances = self._distances(features.double(), groups)
+        counts = self.moments.counts[groups].unsqueeze(1)  # n
+        removed = weights.to(counts).clamp(max=1).unsqueeze(1)  # r
+        factors = counts / (counts - removed).clamp(min=_SMALLEST)  # f
+        distances = self._distances(features.double(), groups)  # D
         # positive, except for rounding errors
         remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
+        # 1/n becomes 1/(n - r), which is f/n
         leverages = factors / counts + factors**2 * distances / remaining
         is_alone = counts <= removed * (1 + _ROUNDING)
         return torch.where(is_alone, torch.inf, leverages)

@@ -165,8 +165,8 @@ class Novelty(FieldsOnly):
         return nearest if nearest.training_logs.isfinite().any() else None
 
     @cached_property
-    def _training_logs(self) -> Tensor:
-        """Values (n, q) of `_logs` for training samples, leave-one-out.
+    def _training_quantities(self) -> Tensor:
+        """Quantities (n, q) of the training samples, leave-one-out; see `_quantities`.
 
         Logits have no leave-one-out values, so those of the network are used.
         """
@@ -176,21 +176,22 @@ class Novelty(FieldsOnly):
             logs.append(self.nearest.training_logs)
         return torch.cat(logs, 1)
 
-    def _logs(self, batch: FeatureBatch, *, has_nearest: bool = True) -> Tensor:
-        """Return the quantities (b, q); see the module's docstring.
+    def _quantities(self, batch: FeatureBatch, *, with_nearest: bool = True) -> Tensor:
+        """Return the quantities (b, q) of new samples; see the module's docstring.
 
-        The distance from the nearest training input is the last quantity.
+        In order: log leverages of the features and of the inputs, indecision and
+        energy, and the log distance from the nearest training input, if there are any.
         """
         logs = [distance.logs(batch) for distance in self.distances]
         logs.append(batch.logit_terms)
-        if has_nearest and self.nearest is not None:
+        if with_nearest and self.nearest is not None:
             logs.append(self.nearest.logs(batch))
         return torch.cat(logs, 1)
 
     @cached_property
     def moments_of_logs(self) -> tuple[Tensor, Tensor]:
-        """Means (q,) and standard deviations (q,) of all quantities."""
-        return finite_moments(self._training_logs, self.samples.weights)
+        """Means (q,) and standard deviations (q,) of the training quantities."""
+        return finite_moments(self._training_quantities, self.samples.weights)
 
     @cached_property
     def n_residual_terms(self) -> int:
@@ -217,22 +218,23 @@ class Novelty(FieldsOnly):
     def _training_scores(self) -> ZScores:
         """Z-scores of training samples, leave-one-out, without infinite ones."""
         mean, std = self.moments_of_logs
-        z = ((self._training_logs - mean) / std)[:, : self.n_residual_terms]
+        z = ((self._training_quantities - mean) / std)[:, : self.n_residual_terms]
         is_finite = z.isfinite().all(1)
         return ZScores(z[is_finite], self.samples.weights[is_finite])
 
     def z_scores(self, batch: FeatureBatch) -> Tensor:
         """Return the standardised quantities for the residual, (b, q)."""
         n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
-        logs = self._logs(batch, has_nearest=False)[:, :n_terms]
-        return (logs - mean[:n_terms]) / std[:n_terms]
+        # the residual does not use the distance from the nearest training input
+        quantities = self._quantities(batch, with_nearest=False)[:, :n_terms]
+        return (quantities - mean[:n_terms]) / std[:n_terms]
 
     def log_ratios(self, batch: FeatureBatch) -> Tensor:
         """Return ``log p₀/p`` (b,) for the tail probabilities p; see `Scale`."""
         return self.scale.log_ratios(self.z_scores(batch))
 
     def scaled(self, held_out: list[ZScores]) -> "Novelty":
-        """Return the novelty with the scale of held-out samples.
+        """Return a copy whose scale is estimated from the scores of held-out samples.
 
         Held-out samples can have larger leverages than training samples, because the
         network was fitted to the training samples. The scores of held-out samples may
@@ -247,12 +249,12 @@ class Novelty(FieldsOnly):
         if not held_out:
             return self
         training, weights = self._training_scores, [z.weights for z in held_out]
-        # training samples have this total weight
+        # together, the training samples count for the missing held-out samples
         n_missing = (MIN_SAMPLES - torch.cat(weights).sum()).clamp(min=0)
-        shares = training.weights / training.weights.sum()
+        training_weights = n_missing * (training.weights / training.weights.sum())
         scores = ZScores(
             torch.cat([training.values, *(z.values for z in held_out)]),
-            torch.cat([n_missing * shares, *weights]),
+            torch.cat([training_weights, *weights]),
         )
         return replace(self, held_out=Scale.of(scores, self._usual_share))
 
@@ -277,10 +279,13 @@ class Novelty(FieldsOnly):
         scores, so that neither the prior nor held-out samples change them.
         """
         mean, std = self.moments_of_logs
-        logs = self._logs(self.batch(features, f, x))
-        tails = torch.special.log_ndtr((mean - logs) / std)
+        quantities = self._quantities(self.batch(features, f, x))
+        # the upper tail: a quantity is larger for unusual samples
+        log_tails = torch.special.log_ndtr((mean - quantities) / std)
         if not self.likelihood.is_classification:
-            # The leverage of the inputs hides new categories. The leverage of the
-            # features and the distance from the nearest training input remain.
-            tails = tails[:, [0, *range(self.n_residual_terms, tails.shape[1])]]
-        return tails.sum(1)
+            # The leverage of the inputs hides new categories. It comes second, after
+            # the leverage of the features (one ridge) and before the distance from the
+            # nearest training input. In regression, the residual uses the leverages.
+            first_other = self.n_residual_terms
+            log_tails = log_tails[:, [0, *range(first_other, log_tails.shape[1])]]
+        return log_tails.sum(1)

@@ -58,7 +58,7 @@ class NoveltyRecorder(Recorder):
         # once, because this takes another pass; `accumulate` then skips its comparison
         if not self.has_compared:
             self.has_compared = True
-            self._has_features = self._are_of_samples(features, x, f)
+            self._has_features = self._are_per_sample(features, x, f)
         likelihood = self._spec.likelihood
         batch = FeatureBatch.of(
             likelihood,
@@ -73,11 +73,14 @@ class NoveltyRecorder(Recorder):
         new = Novelty.of(likelihood, batch)
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
-    def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
-        """Return whether samples have the same features in a smaller batch."""
+    def _are_per_sample(self, features: Tensor, x: Batch, f: Tensor) -> bool:
+        """Return whether each row of features (b, i) depends on its sample alone.
+
+        If so, samples have the same features in a smaller batch.
+        """
         rounding = self._spec.layout.rounding
         compared = compare_alone(self._forward, x, f, rounding)
-        # the comparison has passed some samples of the batch through the network again
+        # the comparison has passed these samples through the network again
         alone = self._features.take(len(compared))
         return alone is not None and agree(alone, features[compared], rounding)
 

@@ -123,7 +123,12 @@ class Residual:
         return bounded_log_ratios(log_ratios, novelty.likelihood, f, self.steepness)
 
     def rows(self, batch: FeatureBatch, f: Tensor) -> Tensor:
-        """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
+        """Return rows (b, p), from which covariances of the residual are computed.
+
+        The inner product of the rows of two samples is the covariance of their
+        ``g_k / s_k``, for each k. A row is the unit vector ``u`` times the standard
+        deviation. The network's outputs (b, c) bound the variance.
+        """
         whitened = [distance.whitened(batch) for distance in self.novelty.distances]
         directions = normalize(torch.cat(whitened, 1))
         variances = relative_variance(self.log_ratios(batch, f), self.steepness)

@@ -13,7 +13,7 @@ _TINY = 1e-300
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
-    """Return the weighted quantile of the values at the level ``share``."""
+    """Return the weighted quantile of the values (b,) at the level ``share``."""
     values, order = values.sort()
     totals = weights[order].cumsum(0)
     # the first value at which the total weight reaches the share
@@ -88,19 +88,20 @@ class Scale:
         `PSEUDO_COUNT` samples with an excess of q shrink the mean excess towards q.
         """
         mean, std = finite_moments(scores.values, scores.weights)
-        scale = cls(mean, std)
+        scale = cls(mean, std)  # `tails` uses only the moments
         t = scale.tails(scores.values)
         # infinite values, such as those of features that overflow, have no weight
         weights = scores.weights * t.isfinite()
-        usual, q = weighted_quantile(t, weights, share), len(mean)
-        # weights, which are zero for samples up to t₀
-        above = weights * (t > usual)
-        total = above @ (t.nan_to_num() - usual).clamp(min=0) + PSEUDO_COUNT * q
-        excess = float(total / (above.sum() + PSEUDO_COUNT))
+        usual, q = weighted_quantile(t, weights, share), len(mean)  # t₀
+        # β, the mean excess of the samples above t₀ and of the pseudo-samples
+        above_weights = weights * (t > usual)
+        excesses = (t.nan_to_num() - usual).clamp(min=0)
+        total = above_weights @ excesses + PSEUDO_COUNT * q
+        excess = float(total / (above_weights.sum() + PSEUDO_COUNT))
         return replace(scale, usual=usual, excess=excess)
 
     def tails(self, z: Tensor) -> Tensor:
-        """Return ``t`` (b,) of z-scores (b, q)."""
+        """Return ``t`` (b,), minus the sum of the q log tail probabilities of z."""
         return -torch.special.log_ndtr((self.mean - z) / self.std).sum(1)
 
     def log_ratios(self, z: Tensor) -> Tensor:

@@ -85,7 +85,9 @@ def test_left_out_under_a_ridge_that_stays():
     known, groups = rows()
     scatter, _ = within(known, groups)
     ridge = 0.5 * scatter.trace() / WIDTH
-    found = leverage(known, groups, ridges=(0.5,)).left_out(known, groups, ONES)[:, 0]
+    found = leverage(known, groups, ridges=(0.5,)).leave_one_out(known, groups, ONES)[
+        :, 0
+    ]
     for n in range(0, N, 7):
         others = torch.arange(N) != n
         rest, means = within(known[others], groups[others])
@@ -104,8 +106,8 @@ def test_weights_are_counts():
     weighted = leverage(known, groups, counts.float())
     model = leverage(*repeated)
     torch.testing.assert_close(weighted(new, its_groups), model(new, its_groups))
-    each = weighted.left_out(known, groups, counts).repeat_interleave(counts, 0)
-    expected = model.left_out(*repeated, torch.ones(len(each)))
+    each = weighted.leave_one_out(known, groups, counts).repeat_interleave(counts, 0)
+    expected = model.leave_one_out(*repeated, torch.ones(len(each)))
     torch.testing.assert_close(each, expected)
 
 
@@ -122,7 +124,7 @@ def test_a_sample_alone_in_its_group_cannot_be_left_out():
     known, _ = rows()
     groups = torch.zeros(N, dtype=torch.long)
     groups[0] = 1
-    found = leverage(known, groups).left_out(known, groups, ONES)
+    found = leverage(known, groups).leave_one_out(known, groups, ONES)
     assert found[0].isinf().all()
     assert found[1:].isfinite().all()
 
@@ -142,7 +144,7 @@ def test_constant_features_have_finite_leverages(value):
     model = leverage(known, groups, ridges=(1e-3, 1.0))
     for new in (known, known + 1, known + 1e20):
         assert model(new, groups).isfinite().all()
-    assert model.left_out(known, groups, ONES).isfinite().all()
+    assert model.leave_one_out(known, groups, ONES).isfinite().all()
     assert (model(known + 1, groups) >= model(known, groups)).all()
 
 

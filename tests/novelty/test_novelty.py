@@ -68,8 +68,8 @@ def test_scores_are_sums_of_log_tail_probabilities():
     of_features, of_inputs = (distance.leverage for distance in model.distances)
     reference = np.hstack(
         [
-            of_features.left_out(known.features, groups, torch.ones(N)).log(),
-            of_inputs.left_out(x, groups, torch.ones(N)).log(),
+            of_features.leave_one_out(known.features, groups, torch.ones(N)).log(),
+            of_inputs.leave_one_out(x, groups, torch.ones(N)).log(),
             class_terms(f),
             np.log(nearest_distances(x, x, groups)),
         ]
