@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sklaplace.noise.interpolation import LEVELS, SCORES, ranked
+from sklaplace.noise.interpolation import LEVELS, SCORES, empirical_distribution
 from sklaplace.noise.residuals import N_GROUPS
 from sklaplace.noise.standardisation import standardisation
 
@@ -64,14 +64,23 @@ class QuantileForest:
     def fit(
         cls, inputs: Array, z: Array, weights: Array, group: NDArray[np.integer]
     ) -> "tuple[QuantileForest, Array]":
-        """Return the forest of inputs (n, k) and standardised residuals ``z`` (n,).
+        """Return a forest, and out-of-fold quantiles (n, n_levels) of each residual.
 
-        Also return quantiles (n, n_levels) for each residual, from the trees that were
-        not fitted to its group. ``group`` (n,) contains numbers below `N_GROUPS`.
+        `TREES_PER_GROUP` trees are fitted to the residuals of all groups but one, for
+        each group in turn. Their targets are the clipped residuals and their absolute
+        values, so that leaves differ in location or in spread. The trees are then
+        joined into arrays over all nodes of all trees. A leaf stores quantiles of all
+        residuals in it. The out-of-fold quantiles of a residual come from the trees
+        that were not fitted to its group, and from the residuals of other groups.
 
-        Trees are fitted to the clipped residuals and to their absolute values, so that
-        leaves differ in location or in spread. The trees are then joined into arrays
-        over all nodes of all trees, and each leaf stores quantiles of all residuals.
+        Parameters
+        ----------
+        inputs : ndarray of shape (n, k)
+            Inputs of the trees.
+        z, weights : ndarray of shape (n,)
+            Standardised residuals, and their weights.
+        group : ndarray of shape (n,)
+            Group of each residual, below `N_GROUPS`.
         """
         # a third of the time that `import sklaplace` would take
         from sklearn.ensemble import ExtraTreesRegressor
@@ -106,13 +115,15 @@ class QuantileForest:
             children, nodes = joined(name), np.arange(len(offsets))
             return torch.from_numpy(np.where(children < 0, nodes, children + offsets))
 
+        # node of the leaf of each residual in each tree, (n, n_trees)
         leaves = np.stack([tree.apply(rounded) for tree in trees], 1) + roots[:-1]
         quantiles = _leaf_quantiles(leaves, len(offsets), z, weights)
         # whether a tree was fitted to a residual, (n, n_trees)
         is_seen = group[:, None] != np.repeat(np.arange(N_GROUPS), TREES_PER_GROUP)
         seen_weights = np.where(is_seen, weights[:, None], 0.0)
-        of_others = _leaf_quantiles(leaves, len(offsets), z, seen_weights)
+        of_seen = _leaf_quantiles(leaves, len(offsets), z, seen_weights)
         unseen_leaves = leaves[~is_seen].reshape(len(z), TREES_PER_GROUP)
+        out_of_fold = of_seen[unseen_leaves].mean(1)
         forest = cls(
             torch.from_numpy(roots[:-1]),
             next_nodes("children_left"),
@@ -124,7 +135,7 @@ class QuantileForest:
             center,
             scale,
         )
-        return forest, of_others[unseen_leaves].mean(1)
+        return forest, out_of_fold
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return quantiles (n, n_levels) at `LEVELS`, in increasing order.
@@ -144,31 +155,33 @@ def _leaf_quantiles(
 ) -> Array:
     """Return quantiles (n_nodes, n_levels) of residuals (n,) in leaves (n, n_trees).
 
-    The quantiles of a leaf are averages of its residuals' quantiles and of normal
-    quantiles. The share of the residuals grows with their number, in total and in the
-    leaf. Nodes that are not leaves have normal quantiles, which are not used. The
-    weights are (n,), or (n, n_trees) with zeros for residuals to leave out of a tree.
+    The quantiles of a leaf are weighted averages of its residuals' quantiles and of
+    normal quantiles. The share of the former grows with the number of residuals, in
+    total and in the leaf. Nodes that are not leaves have normal quantiles, which are
+    not used. The weights are (n,), or (n, n_trees) with zeros for residuals to leave
+    out of a tree.
     """
     n_trees = leaves.shape[1]
     weights = np.broadcast_to(weights.reshape(len(z), -1), leaves.shape).T
     total = weights.sum() / n_trees
-    # each residual is in one leaf of every tree; results are sorted by leaf
+    # one entry per tree and residual; each residual is in one leaf of every tree
     kept = weights > 0
     values, leaf = np.broadcast_to(z, weights.shape)[kept], leaves.T[kept]
-    n = np.bincount(leaf, weights[kept], n_nodes)[:, None]  # total weights
-    probabilities, values, leaf = ranked(values, weights[kept], leaf)
-    labels, first = np.unique(leaf, return_index=True)
+    n = np.bincount(leaf, weights[kept], n_nodes)[:, None]  # weight of each node
+    probabilities, values, leaf = empirical_distribution(values, weights[kept], leaf)
+    # entries are now sorted by leaf: find the first and the last of each leaf
+    nodes, first = np.unique(leaf, return_index=True)
     last = np.append(first[1:], len(leaf)) - 1
     # no quantile lies beyond the outermost residuals of a leaf
     levels = LEVELS.clip(probabilities[first, None], probabilities[last, None])
-    # one interpolation for all leaves; probabilities are below one, so that leaves do
-    # not overlap
-    leaf_quantiles = np.interp(labels[:, None] + levels, leaf + probabilities, values)
+    # one interpolation for all leaves: the number of the node plus the probability
+    # increases over all entries, because probabilities are below one
+    leaf_quantiles = np.interp(nodes[:, None] + levels, leaf + probabilities, values)
     # each factor of the share is one half if the number of residuals is `HALF` in
     # total, or `HALF_OF_LEAF` in the leaf
-    share = total / (total + HALF) * n[labels] / (n[labels] + HALF_OF_LEAF)
+    share = total / (total + HALF) * n[nodes] / (n[nodes] + HALF_OF_LEAF)
     quantiles = np.tile(SCORES, (n_nodes, 1))
-    quantiles[labels] += share * (leaf_quantiles - SCORES)
+    quantiles[nodes] += share * (leaf_quantiles - SCORES)
     return quantiles
 
 

@@ -43,6 +43,7 @@ def interpolated(values: Array, x: Array, y: Array) -> Array:
         segment = np.searchsorted(x[1:-1], inside, side="right")
     else:
         segment = (x[:, None, 1:-1] <= inside[..., None]).sum(-1)
+    # the knots of each row, (n, m), and those on both sides of each value, (n, s)
     x, y = (np.broadcast_to(knots, (len(values), knots.shape[-1])) for knots in (x, y))
     x_low, y_low = (np.take_along_axis(knots, segment, 1) for knots in (x, y))
     x_high, y_high = (np.take_along_axis(knots, segment + 1, 1) for knots in (x, y))
@@ -72,10 +73,10 @@ class Interpolation:
     def at(cls, scores: Array) -> "Interpolation":
         """Return the interpolation at the given normal scores (s,).
 
-        Interpolated values are linear in the values at the knots. Interpolating the
-        rows of the identity therefore yields the weights of the quantiles.
+        Interpolated values are linear in the quantiles. Interpolating the rows of the
+        identity (one quantile is one, the others are zero) yields their weights.
         """
-        # extrapolation adds the shift to each row; the weights are those without it
+        # `interpolated` adds these shifts beyond the outermost quantiles
         shifts = scores - scores.clip(SCORES[0], SCORES[-1])
         scores = np.tile(scores, (len(LEVELS), 1))
         weights = interpolated(scores, SCORES, np.eye(len(LEVELS))) - shifts
@@ -96,21 +97,31 @@ class Interpolation:
         return mean, ((values - mean.unsqueeze(1)) ** 2 @ weights).sqrt()
 
 
-def ranked(
+def empirical_distribution(
     values: Array, weights: Array, group: NDArray[np.integer]
 ) -> tuple[Array, Array, NDArray[np.integer]]:
-    """Return probabilities, sorted values and groups (2n,), ordered by group.
+    """Return points on the empirical distribution function of each group's values.
 
     The i-th smallest of n values in a group has the probability i / (n + 1). A value of
     weight two is equivalent to two values. Each value appears twice: with the smallest
     and with the largest of its probabilities. These are equal for weights up to one.
+
+    Parameters
+    ----------
+    values, weights, group : ndarray of shape (n,)
+        Values, their weights, and the number of each value's group.
+
+    Returns
+    -------
+    tuple of three ndarrays of shape (2n,)
+        Probabilities, values and groups, in ascending order of group and value.
     """
     order = np.lexsort((values, group))
     values, weights, group = values[order], weights[order], group[order]
     n = np.bincount(group, weights)
     weights_before = (np.cumsum(n) - n)[group]  # of earlier groups
     # a value of weight w stands for w values, with w successive ranks; the mean of the
-    # ranks from 1 to w is w/2 + 1/2
+    # ranks from 1 to w is w/2 + 1/2, and the first and the last are (w - 1)/2 from it
     middle = np.cumsum(weights) - weights_before - weights / 2 + 0.5
     half = np.maximum(weights - 1, 0) / 2
     ranks = np.stack([middle - half, middle + half], axis=1)

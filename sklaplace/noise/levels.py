@@ -109,7 +109,11 @@ def most_probable_level(
 
 
 def proportions(squares: Tensor) -> Tensor:
-    """Return levels (c,) with a geometric mean of one, from squared residuals (c,)."""
+    """Return relative noise levels (c,) from mean or summed squared residuals (c,).
+
+    The levels are proportional to the roots of the squares, with a geometric mean of
+    one.
+    """
     # positive even if all residuals are zero
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
     levels = (squares / largest).sqrt().clamp(min=SMALLEST_LEVEL_TO_LARGEST)
@@ -140,7 +144,7 @@ def with_column_noises(
         return list(networks)
     # if there are folds, their held-out samples are used
     measured = networks[1:] or networks
-    squares = torch.stack([_squares(each, on_held_out) for each in measured]).sum(0)
+    squares = torch.stack([_squared_residuals(n, on_held_out) for n in measured]).sum(0)
     by_column = replace(likelihood, relative=tuple(proportions(squares).tolist()))
     return [
         replace(network, spec=replace(network.spec, likelihood=by_column))
@@ -148,7 +152,7 @@ def with_column_noises(
     ]
 
 
-def _squares(network: TrainedNetwork, on_held_out: bool) -> Tensor:
+def _squared_residuals(network: TrainedNetwork, on_held_out: bool) -> Tensor:
     """Return the weighted sum of squared residuals per column, (c,).
 
     The samples are the held-out samples if there are any and ``on_held_out`` is True,

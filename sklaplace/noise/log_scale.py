@@ -32,11 +32,20 @@ class LogScale:
     def fit(
         cls, inputs: Array, target: Array, weights: Array, group: NDArray[np.integer]
     ) -> tuple["LogScale", Array]:
-        """Fit the function to targets (n,).
+        """Return a function fitted to targets, and out-of-fold values (n,).
 
-        Return the function, and the values (n,) of functions that are fitted to the
-        targets of all other groups. All these functions follow from sums of products
-        over the samples of each group, which are added up as needed.
+        The out-of-fold value of a sample is that of a function fitted to the targets of
+        all other groups. All these functions follow from sums of products over the
+        samples of each group, which are added up as needed.
+
+        Parameters
+        ----------
+        inputs : ndarray of shape (n, k)
+            Inputs of the function.
+        target, weights : ndarray of shape (n,)
+            Values to fit, and their weights.
+        group : ndarray of shape (n,)
+            Group of each sample, below `N_GROUPS`.
 
         Notes
         -----
@@ -49,8 +58,8 @@ class LogScale:
         coordinates = ((inputs - center) / scale).clip(-CLIP, CLIP)
         basis = np.eye(len(center))
         if len(inputs) < len(center):
-            # the coefficients are in the subspace that the samples span, so that no
-            # product of two of many inputs is needed
+            # the coefficients are in the subspace that the samples span, so replace the
+            # k inputs by n coordinates in a basis of it
             basis, triangle = np.linalg.qr(coordinates.T)
             coordinates = triangle.T
         ones = np.ones(len(inputs))
@@ -60,21 +69,22 @@ class LogScale:
         for g in range(N_GROUPS):
             group_rows = rows[group == g]
             products[g] = group_rows.T @ (weights[group == g, None] * group_rows)
-        logs = np.empty(len(inputs))
+        out_of_fold = np.empty(len(inputs))
         for g in range(N_GROUPS):
-            line = _most_probable_line(np.delete(products, g, axis=0).sum(0))
-            logs[group == g] = origin + unit * (rows[group == g, :-1] @ line)
+            others = np.delete(products, g, axis=0).sum(0)
+            values = rows[group == g, :-1] @ _most_probable_coefficients(others)
+            out_of_fold[group == g] = origin + unit * values
         # extrapolation must not exceed what was observed
-        logs = logs.clip(target.min(), target.max())
-        line = _most_probable_line(products.sum(0))
+        out_of_fold = out_of_fold.clip(target.min(), target.max())
+        fitted = _most_probable_coefficients(products.sum(0))  # the intercept first
         of_all = cls(
             center=torch.from_numpy(center),
             scale=torch.from_numpy(scale),
-            coefficients=torch.from_numpy(unit * (basis @ line[1:])),
-            intercept=float(origin + unit * line[0]),
-            bounds=(logs.min(), logs.max()),
+            coefficients=torch.from_numpy(unit * (basis @ fitted[1:])),
+            intercept=float(origin + unit * fitted[0]),
+            bounds=(out_of_fold.min(), out_of_fold.max()),
         )
-        return of_all, logs
+        return of_all, out_of_fold
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return values (n,)."""
@@ -82,13 +92,13 @@ class LogScale:
         return (clipped @ self.coefficients + self.intercept).clamp(*self.bounds)
 
 
-def _most_probable_line(products: Array) -> Array:
-    """Return the intercept and the coefficients (k + 1,) that maximise the evidence.
+def _most_probable_coefficients(products: Array) -> Array:
+    """Return the intercept and the k coefficients of a ridge regression, (k + 1,).
 
     ``products`` (k + 2, k + 2) contains weighted sums over samples, of products of the
-    number one, the k inputs and the target. Centring removes the intercept, which has
-    no prior. In the eigenbasis of the inputs, the coefficients are those of a ridge
-    regression, whose ridge maximises the evidence.
+    number one, the k inputs and the target. The ridge maximises the evidence, which
+    `most_probable` computes in the eigenbasis of the inputs. Centring removes the
+    intercept, which has no prior.
     """
     n_samples, sums = products[0, 0], products[0, 1:]
     centred = products[1:, 1:] - np.outer(sums, sums) / n_samples

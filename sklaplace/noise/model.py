@@ -29,8 +29,8 @@ from sklaplace.noise.forest import HALF, QuantileForest
 from sklaplace.noise.interpolation import (
     SCORES,
     Interpolation,
+    empirical_distribution,
     interpolated,
-    ranked,
 )
 from sklaplace.noise.log_scale import LogScale
 from sklaplace.noise.residuals import Predictions, Residuals
@@ -105,13 +105,13 @@ class Correction:
     def of(cls, scores: Array, weights: Array) -> "Correction":
         """Return the correction from the normal scores (n,) of residuals.
 
-        The score of a residual is its place among the predicted quantiles. The function
-        maps the normal score of a residual's rank to this score. With many residuals,
-        the corrected quantiles have the nominal coverage. With few, the function is
-        shrunk towards the identity.
+        The score of a residual is its place among the predicted quantiles. If these
+        were calibrated, the scores would be standard normal. The function maps normal
+        quantiles to the quantiles of the scores, so with many residuals, the corrected
+        quantiles have the nominal coverage. With few, it is shrunk to the identity.
         """
         one_group = np.zeros(len(scores), dtype=int)
-        probabilities, scores, _ = ranked(scores, weights, one_group)
+        probabilities, scores, _ = empirical_distribution(scores, weights, one_group)
         # the normal scores of probabilities of zero and one would be infinite
         nominal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
         share = weights.sum() / (weights.sum() + HALF)
@@ -169,8 +169,9 @@ class ColumnNoise:
         size = np.abs(r)
         # the logarithm of zero would be infinite
         target = np.log(size + SMALLEST_RESIDUAL * np.average(size, weights=w))
-        line_inputs = inputs.of_log_scale(predictions).numpy()
-        log_scale, logs = LogScale.fit(line_inputs, target, w, group)
+        linear_inputs = inputs.of_log_scale(predictions).numpy()
+        log_scale, logs = LogScale.fit(linear_inputs, target, w, group)
+        # variances of the noise without the factor, and of the noise-free outputs
         noise, variance = np.exp(2 * logs), predictions.variance[:, column].numpy()
 
         def excess(log_factor: float) -> float:
@@ -189,6 +190,7 @@ class ColumnNoise:
         # centre the quantiles, so that the noise does not change predicted means
         mean_of_noise, _ = Interpolation.at(NODES).moments(torch.from_numpy(quantiles))
         quantiles = quantiles - mean_of_noise.numpy()[:, None]
+        # the place of each residual among its quantiles
         scores = interpolated(z[:, None], quantiles, SCORES)[:, 0]
         correction = Correction.of(scores, w)
         return cls(
@@ -201,7 +203,11 @@ class ColumnNoise:
         )
 
     def distribution(self, predictions: Predictions) -> tuple[Tensor, Tensor]:
-        """Return the noise (n,) relative to the level, and quantiles (n, n_levels)."""
+        """Return the noise (n,) relative to the level, and quantiles (n, n_levels).
+
+        The quantiles are those of residuals, divided by ``√(variance + scale²)`` as in
+        `fit`, minus their mean.
+        """
         logs = self.log_scale(self.inputs.of_log_scale(predictions))
         quantiles = self.forest(self.inputs.of_forest(predictions, logs))
         mean, std = self.at_nodes.moments(quantiles)
@@ -219,18 +225,22 @@ class ColumnNoise:
         return Interpolation.at(self.correction(scores[None])[0])
 
     def standardised(self, quantiles: Array, scores: Array) -> Array:
-        """Return standardised targets (n, s) for normal scores (n, s)."""
+        """Return standardised targets (n, s) for normal scores (n, s).
+
+        Standardised targets are deviations from the predicted mean, divided by the
+        predicted standard deviation. ``quantiles`` are those of `distribution`.
+        """
         values = interpolated(self.correction(scores), SCORES, quantiles)
         return values / self._std(quantiles)
 
     def scores(self, quantiles: Array, standardised: Array) -> Array:
-        """Return the normal scores (n,) of standardised targets (n,)."""
+        """Return the normal scores (n,) of targets (n,); inverts `standardised`."""
         values = standardised[:, None] * self._std(quantiles)
         scores = interpolated(values, quantiles, SCORES)
         return self.correction.inverse(scores)[:, 0]
 
     def _std(self, quantiles: Array) -> Array:
-        """Return the standard deviation (n, 1) of scaled targets."""
+        """Return the standard deviation (n, 1) of targets with these quantiles."""
         return self.at_nodes.moments(torch.from_numpy(quantiles))[1].numpy()[:, None]
 
 

@@ -162,14 +162,15 @@ def held_out_residuals(rows: HeldOutRows, levels: Array) -> Residuals:
     # without groups, samples with equal inputs form a group
     groups = rows.groups[:, 0] if rows.groups.size else keys
     keys = separate_replicates(keys, rows.targets)  # equal for copies only
-    # copies in different folds may have different predictions, and are then kept apart
-    labels = [np.unique(values, return_inverse=True)[1] for values in (keys, groups)]
-    copies = groups_of_copies(np.column_stack([*labels, residuals]))
+    # consecutive numbers instead of hashes, because floats represent them exactly
+    numbers = [np.unique(hashes, return_inverse=True)[1] for hashes in (keys, groups)]
+    # copies in different folds may have different residuals, and are then kept apart
+    copies = groups_of_copies(np.column_stack([*numbers, residuals]))
     # first copy of each sample, in an order that depends on the hashes alone
     order = np.lexsort((keys, groups))
     first = order[np.sort(np.unique(copies[order], return_index=True)[1])]
-    groups = groups[first]
     weights = np.bincount(copies, weights=rows.weights)[copies[first]]
+    groups = groups[first]
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if rows.groups.size:
         weights = weights / sizes[group]
@@ -209,10 +210,11 @@ def weighted_median(values: Array, weights: Array) -> Array:
 
     It is the mean of the lower and the upper median.
     """
+
+    def lower_median(values: Array) -> Array:
+        """Return the smallest value up to which half the weight lies, (c,)."""
+        half = np.quantile(values, 0.5, 0, weights=weights, method="inverted_cdf")
+        return np.asarray(half)
+
     # the upper median is minus the lower median of the negative values
-    pair = [
-        sign
-        * np.quantile(sign * values, 0.5, 0, weights=weights, method="inverted_cdf")
-        for sign in (1, -1)
-    ]
-    return np.asarray(np.mean(pair, axis=0))
+    return np.asarray(np.mean([lower_median(values), -lower_median(-values)], axis=0))

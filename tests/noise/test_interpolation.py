@@ -10,8 +10,8 @@ from sklaplace.noise.interpolation import (
     LEVELS,
     SCORES,
     Interpolation,
+    empirical_distribution,
     interpolated,
-    ranked,
 )
 
 
@@ -66,7 +66,7 @@ def test_moments_of_normal_quantiles_are_those_of_the_normal_distribution():
 def test_probabilities_follow_ranks_in_each_group():
     values = np.array([3.0, 1.0, 2.0, 9.0, 8.0])
     weights, group = np.array([1.0, 2.0, 1.0, 1.0, 1.0]), np.array([0, 0, 0, 2, 2])
-    probabilities, found, of_group = ranked(values, weights, group)
+    probabilities, found, of_group = empirical_distribution(values, weights, group)
     np.testing.assert_array_equal(found, np.repeat([1.0, 2.0, 3.0, 8.0, 9.0], 2))
     np.testing.assert_array_equal(of_group, np.repeat([0, 0, 0, 2, 2], 2))
     expected = [1 / 5, 2 / 5, 3 / 5, 3 / 5, 4 / 5, 4 / 5, 1 / 3, 1 / 3, 2 / 3, 2 / 3]
