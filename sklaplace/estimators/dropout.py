@@ -82,28 +82,29 @@ class SharedMasks(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         x, p = (*args, 0.5)[:2]  # p is 0.5 by default
         if func is OPERATORS[0]:  # fills x with ones, each with probability p
-            return x.copy_(self._kept(x, p))
+            return x.copy_(self._shared_mask(x, p))
         # the fused operator of GPUs, which returns outputs and mask; here p is the
         # probability of dropping a unit, and the division keeps the mean of the outputs
-        mask = self._kept(x, 1 - p)
+        mask = self._shared_mask(x, 1 - p)
         return x * mask / (1 - p), mask.bool()
 
-    def _kept(self, x: Tensor, share: float) -> Tensor:
-        """Draw a mask for one sample, and repeat it to the shape of ``x``.
+    def _shared_mask(self, x: Tensor, keep: float) -> Tensor:
+        """Return a mask in the shape of ``x`` that is the same for all samples.
 
-        A unit is kept (one instead of zero) with probability ``share``. The mask has
-        the length 1 on the axis of samples, and the lengths of ``x`` on other axes.
+        A mask for one sample is drawn, and repeated along the axis of samples. A unit
+        is kept (one instead of zero) with probability ``keep``.
         """
         shape = list(x.shape)
         if isinstance(self.running[-1], nn.RNNBase):
             shape[-2] = 1  # after time, or the only axis of packed sequences
-        else:  # attention folds its n heads into the axis of samples, others have n = 1
-            n, rest = divmod(shape[0], self.n_samples or shape[0])
-            # with a rest, the first axis is another, and its entries share the mask
-            shape[0] = 1 if rest else n
-        mask = torch.rand(shape, generator=self.generator) >= 1 - share
-        # each axis is repeated as often as its length in x is that of the mask
-        return mask.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])
+        else:
+            # attention folds its heads, each with its own mask, into the first axis
+            n_heads, rest = divmod(shape[0], self.n_samples or shape[0])
+            # with a rest, the first axis is not of samples, and its entries share one
+            shape[0] = 1 if rest else n_heads
+        mask = torch.rand(shape, generator=self.generator) >= 1 - keep
+        n_copies = [n // size for n, size in zip(x.shape, shape, strict=True)]
+        return mask.to(x).repeat(n_copies)
 
 
 def dropping_modules(module: nn.Module) -> list[nn.Module]:

@@ -100,7 +100,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         (values,) = self._outputs().map_gaussian(
             self._check_inputs(X),
-            partial(_of_outputs, self._likelihood, function),
+            partial(_apply_to_logits, self._likelihood, function),
             diagonal=self._needs_variances_only(kind.diagonal),
             centred=self._centres(kind),
         )
@@ -110,11 +110,14 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """Return whether to subtract the mean over logits, which a softmax ignores."""
         return self._likelihood.is_shift_invariant and kind.centred
 
-    def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
-        """Return whether only the variances of the logits are needed."""
+    def _needs_variances_only(self, diagonal: bool) -> bool:
+        """Return whether only the variances of the logits are needed.
+
+        ``diagonal`` states that a method uses no covariances between logits.
+        """
         # each label of a matrix is predicted separately
         is_matrix = not self._targets.target_type.has_class_names
-        return method_needs_variances_only or is_matrix
+        return diagonal or is_matrix
 
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
@@ -780,13 +783,13 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
 # The functions of batches below do not refer to the estimator, so that workers receive
 # the values that they need, but no networks.
-def _of_outputs(
+def _apply_to_logits(
     likelihood: ClassificationLikelihood,
     function: Callable[[Tensor, Tensor], Tensor],
     mean: Tensor,
     cov: Tensor,
 ) -> tuple[Tensor]:
-    """Apply a function of class logits to the moments of a network's outputs."""
+    """Convert moments of outputs to those of class logits, and apply a function."""
     return (function(*likelihood.class_logits(mean, cov)),)
 
 

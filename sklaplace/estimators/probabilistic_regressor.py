@@ -138,15 +138,15 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             latent_targets.mean, latent_targets.variance, latent_targets.noise
         )
 
-    def _reshaped(
+    def _from_normal(
         self, latent_targets: LatentTargets, values: np.ndarray
     ) -> np.ndarray:
-        """Convert values (n, c, s) of normally distributed targets to predicted values.
+        """Convert values (n, c, s) of normal targets to the predictive distribution.
 
-        The values are quantiles or draws of a normal distribution with the moments of
-        ``latent_targets``. A noise model converts them to its own distribution. The
-        factors from `recalibrate` then scale the deviations from the mean. There are s
-        values for each of n samples and c columns.
+        The values are s quantiles or draws, for n samples and c columns, of a normal
+        distribution with the moments of ``latent_targets``. A noise model converts them
+        to its own distribution. The factors from `recalibrate` then scale the
+        deviations from the mean.
         """
         if self._is_normal:
             return values
@@ -154,7 +154,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         center, std = mean[..., None], np.sqrt(variance)[..., None]
         deviations = values - center
         if self._noise_model is not None:
-            # normal scores become quantiles of the model, in standard deviations
+            # numbers of standard deviations: of the normal, then of the model
             deviations = std * self._noise_model.standardised(
                 latent_targets.quantiles, deviations / std
             )
@@ -164,12 +164,12 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         """Return the target values (n, c, s) at the given normal scores (c or 1, s).
 
         A normal score is the number of standard deviations from the mean of a normal
-        distribution. `_reshaped` converts it for other distributions.
+        distribution. `_from_normal` converts it for other distributions.
         """
         latent_targets = self._latent(X)
         mean, variance = self._moments(latent_targets)
         values = mean[..., None] + np.sqrt(variance)[..., None] * scores
-        return self._targets.scaling.restored(self._reshaped(latent_targets, values))
+        return self._targets.scaling.restored(self._from_normal(latent_targets, values))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
         """Return conformity scores (n, c), which are larger for less likely targets."""
@@ -178,12 +178,12 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
         """Return the normal scores (n, c) of targets in the predictive distribution.
 
-        A score is the normal quantile at the distribution function of the target.
+        A score is ``Φ⁻¹(F(y))`` for the predictive distribution function F.
         """
         data = self._new_data(X, y, None)
         latent_targets = self._latent(data.X, is_checked=True)
         mean, variance = self._moments(latent_targets)
-        # the inverse of `_reshaped`; all values are in the network's units
+        # the inverse of `_from_normal`; all values are in the network's units
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
         scores = scores / self.sigma_scaling_
         if self._noise_model is not None:
@@ -492,7 +492,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             latent_targets.noise,
             levels=levels,
         )
-        values = self._reshaped(latent_targets, quantiles)
+        values = self._from_normal(latent_targets, quantiles)
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
@@ -606,7 +606,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             draws = self._likelihood.sample(
                 draws, latent_targets.noise, generator=generator
             )
-            draws = self._reshaped(latent_targets, draws)
+            draws = self._from_normal(latent_targets, draws)
         draws = self._targets.scaling.restored(draws)
         return self._targets.drop_axis(draws)
 

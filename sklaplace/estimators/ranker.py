@@ -8,7 +8,6 @@ network have a Gaussian distribution.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -119,11 +118,11 @@ class BradleyTerry(nn.Module):
         >>> module(torch.tensor([[[1.0], [3.0]]]))  # 3 - 1
         tensor([[2.]])
         """
-        # several arguments: an entry of the samples that is called X
+        # skorch passes an entry of a dict that is called X as the first argument
         if named and X is not None:
             named["X"] = X
         samples = named or X
-        sizes = _n_items(samples)  # of the second axes, which must be the same
+        sizes = _n_items(samples)  # a set: all arrays must have the same size
         if sizes not in ({1}, {2}):
             shapes = [str(tuple(leaf.shape[1:])) for leaf in leaves(samples)]
             raise ValueError(
@@ -156,8 +155,8 @@ def _n_items(samples: object) -> set[int]:
     return {leaf.shape[1] if np.ndim(leaf) > 1 else 0 for leaf in leaves(samples)}
 
 
-def _item(samples: object, k: int) -> Any:
-    """Return the first or second item of each pair."""
+def _item(samples: object, k: int | slice) -> Any:
+    """Return the k-th item of each pair, (b, ...), or a slice, (b, 1, ...)."""
     return mapped(lambda leaf: leaf[:, k], samples)
 
 
@@ -519,7 +518,7 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
         "BradleyTerry, which returns the difference of two scores."
     )
     # first and second items, each of shape (b, 1, ...)
-    singles = [mapped(itemgetter((slice(None), [k])), x) for k in (0, 1)]
+    singles = [_item(x, slice(k, k + 1)) for k in (0, 1)]
     try:
         for item in singles:
             raw_outputs(net, item)  # only raises if the network rejects single items

@@ -264,8 +264,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 f"sigma_noise={self.sigma_noise!r} select different methods. Use the "
                 "same method for both, or sigma_noise='auto'."
             )
-        # on held-out rows, tuning varies only the ratio of the prior and the scale of
-        # the loss, which does not determine a refit for a curvature of second order
+        # on held-out rows, tuning varies the ratio of the prior precision to the scale
+        # of the curvature. A refit depends on its ratio to the scale of the loss, whose
+        # square is the scale of a curvature of second order
         noise = options.sigma_noise
         is_held_out = isinstance(noise, str) and noise != "marglik"
         is_of_second_order = CURVATURES[self.curvature].order > 1
@@ -294,12 +295,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
     def _likelihood_settings(self) -> Any:
-        """Return the likelihood settings, including those of several target columns.
+        """Return the settings by which the cache distinguishes likelihoods.
 
-        These are the given likelihood, the given ratios of the noise levels, and
-        whether the ratios are tuned. The cache distinguishes fits by these settings. A
-        Gaussian serves to compute the ratios, because no other likelihood has them.
+        These are the given likelihood, the given ratios of the noise levels of columns,
+        and whether these ratios are estimated.
         """
+        # only a Gaussian has ratios, so others are not adapted here
         adapted = self._targets.adapt(Gaussian())
         # tuned noise levels of several columns have fixed proportions
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
@@ -310,12 +311,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> HeldOutScore:
         """Return the negative log-density of held-out targets as the score.
 
-        A density without noise ignores the argument ``noise``. ``is_given`` states that
-        the user passed the samples.
+        ``is_given`` states that the user passed the samples.
         """
         score = super()._score(likelihood, is_given=is_given)
         if likelihood.has_noise:  # the default score includes the noise
             return score
+        # a likelihood without a noise level ignores this argument
         log_density = partial(likelihood.log_density, noise=1.0)
         return replace(score, log_density=log_density)
 
@@ -398,11 +399,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if coverage is not None:
             hint = "Pass a number such as 0.9, or None."
             interval = self._interval(check_fraction("coverage", coverage, hint))
+        # the affine map to units of y, from its values at the outputs 0 and 1 of one
+        # sample; `_in_units` returns means and variances
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
-        # the affine map to units of y: outputs 0 and 1 become the shift, and the sum of
-        # shift and factor; `_in_units` returns (means, variances) of one sample here
-        shift, both = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
-        result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
+        at_0, at_1 = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
+        result = Numbers(at_0, at_1 - at_0, interval, self._targets.ndim > 1)
         return PredictiveModule.of(
             outputs,
             result,

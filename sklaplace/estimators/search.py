@@ -154,11 +154,12 @@ class PriorSearch:
         validation: CrossValidation,
         fit: LaplaceFit,
     ) -> Tuner:
-        """Return the tuner that scores the grid on the folds and returns the best.
+        """Return the tuner, which chooses the prior precision with the best score.
 
         The tuner is a function of a `TuningProblem` (posteriors and held-out samples of
-        all folds). It also sets the attributes with the results of the search. The grid
-        has one point per prior precision.
+        all folds). It scores a grid, with one point per prior precision, on the folds.
+        It returns the posterior of the best point, and sets the attributes with the
+        results of the search. ``fit`` contains the networks of the folds.
         """
         precisions = self.prior_precisions
         grid = [float(value) for value in (GRID if precisions is None else precisions)]
@@ -170,20 +171,21 @@ class PriorSearch:
             scorer = type(self)._log_likelihood
 
         def fold_score(fold: int, posterior: GaussianPosterior) -> float:
-            """Return the score of a fold's network under a posterior."""
+            """Return the scorer's score of a fold's network under a posterior."""
             network, novelty = fit.folds[fold].network, fit.folds[fold].novelty
-            model = self._under(options, network, posterior)
+            model = self._fitted_copy(options, network, posterior)
             model._novelty = novelty  # of the fold's network, for the residual
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:
             """Set the results of the search; return the posterior of the best point."""
-            # without a scorer, None selects the mean log-likelihood as the score
-            points = score_grid(problem, grid, scorer and fold_score)
+            # None selects the mean log-likelihood as the score
+            score = None if scorer is None else fold_score
+            points = score_grid(problem, grid, score)
             params = [{"prior_precision": value} for value in grid]
             if problem.free_noise:  # each prior precision has its own best noise
                 for entry, point in zip(params, points, strict=True):
-                    model = self._under(options, fit.network, point.posterior)
+                    model = self._fitted_copy(options, fit.network, point.posterior)
                     entry["sigma_noise"] = model.sigma_noise_
             scores = np.array([point.scores for point in points])  # (points, folds)
             if scorer is None:  # densities of y instead of normalised targets
@@ -209,7 +211,7 @@ class PriorSearch:
         """Return the mean log-likelihood of predictions, as a scorer."""
         return float(np.average(self._log_proba_of(X, y), weights=sample_weight))
 
-    def _under(
+    def _fitted_copy(
         self,
         options: LaplaceOptions,
         network: TrainedNetwork,

@@ -71,11 +71,11 @@ class SWAGTrainer(Trainer):
         self, net: NeuralNet, dataset: object, *, is_trained: bool
     ) -> OutputSpec:
         """Return the output specification; raise an error for unsupported nets."""
-        self._random_weights(net)  # only for its errors, before any training
+        self._weight_layout(net)  # only for its errors, before any training
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
-    def _random_weights(self, net: NeuralNet) -> Layout:
-        """Return the layout of the random weights; raise an error if unsupported.
+    def _weight_layout(self, net: NeuralNet) -> Layout:
+        """Return the layout of the weights with a distribution; raise if unsupported.
 
         The deviations and the draws of all these weights must fit into memory. The
         deviations are differences of the last iterates from the running mean, and give
@@ -111,7 +111,7 @@ class SWAGTrainer(Trainer):
         differences of the last snapshots from the running mean. Raise ValueError if the
         descent diverges.
         """
-        layout = self._random_weights(trained.net)
+        layout = self._weight_layout(trained.net)
         with progress.phase("snapshots"):
             descent = self.descent(trained)
             moments = descent.moments(layout, self.schedule, self._rank)

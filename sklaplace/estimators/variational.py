@@ -123,8 +123,8 @@ class BaseVariational(BaseSampling):
         # no more draws than predictions use, which fit into memory, but at least two
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         model = WeightDraws(n_draws, self._seed, self.posterior_)
-        # the draws of the model, repeated to advance the generator: any draws for the
-        # divergence continue their random stream
+        # further draws may estimate the divergence: to be independent of those of the
+        # model, they continue its random stream, so skip these
         generator = torch.Generator().manual_seed(self._seed)
         self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
@@ -141,15 +141,16 @@ class BaseVariational(BaseSampling):
         self.elbo_ = -nll - self.kl_ - log_unit * n_targets
         if is_frozen(self.estimator) and network.held_out is not None:
             # without a frozen net, training did not start from trained weights
-            self._compare(network, outputs, trainer.noise)
+            self._warn_if_worse(network, outputs, trainer.noise)
 
-    def _compare(
+    def _warn_if_worse(
         self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
     ) -> None:
-        """Warn if held-out samples are predicted worse than by the initial network.
+        """Warn if the posterior predicts held-out samples worse than the frozen net.
 
-        ``sigma`` is the noise for the posterior. The increase of the loss must be both
-        notable and significant (more than two standard errors).
+        ``outputs`` are those of the posterior, with the noise ``sigma``. The increase
+        of the loss must be both notable and significant (more than two standard
+        errors).
         """
         initial = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         # a single draw; the seed 0 is not used

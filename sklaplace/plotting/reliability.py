@@ -248,30 +248,29 @@ class ReliabilityDisplay(Display):
         else:
             names = list(self.class_names or map(str, range(len(self.frequency))))
         rows = self._rows(classes, names)  # of the curves to draw
-        # mean probability, frequency and weight, (number of curves, n_bins) each
-        curves = [
+        # one row per curve, (number of curves, n_bins)
+        probas, frequencies, weights = (
             np.atleast_2d(values)[rows]
             for values in (self.mean_proba, self.frequency, self.weight)
-        ]
+        )
         self.reference_ = axes.draw_diagonal(ax)
         self.count_ax_ = ax.twinx()
         self.lines_, self.bars_ = [], []
-        for k, curve in enumerate(zip(*curves, strict=True)):
-            # Empty bins, in which the weight (the last entry) is zero, contain nan,
-            # which would interrupt the line.
-            x, frequency, weight = (values[curve[-1] > 0] for values in curve)
+        for k, weight in enumerate(weights):
+            used = weight > 0  # empty bins contain nan, which would interrupt the line
+            x, y = probas[k, used], frequencies[k, used]
             color = axes.PALETTE[k % len(axes.PALETTE)]
             style = axes.MARKED | {"color": color, "label": names[rows[k]]}
-            self.lines_.append(axes.draw_line(ax, x, frequency, line_kw, **style))
+            self.lines_.append(axes.draw_line(ax, x, y, line_kw, **style))
             style = axes.styled(bar_kw, width=0.02, color=color, alpha=0.25)
-            self.bars_.append(self.count_ax_.bar(x, weight, **style))
+            self.bars_.append(self.count_ax_.bar(x, weight[used], **style))
         x_label = "confidence" if is_single else "predicted probability"
         if len(rows) < len(names):
             x_label += f" ({len(rows)} of {len(names)} classes)"
         y_label = "accuracy" if is_single else "empirical frequency"
         limits = -0.03, 1.03  # do not clip markers at zero and one
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
-        self._scale_counts(curves[-1])
+        self._scale_counts(weights)
         ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars
         ax.patch.set_visible(False)  # the background would hide the bars
         axes.draw_legend(ax)

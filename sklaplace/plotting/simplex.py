@@ -229,11 +229,13 @@ class DirichletDisplay(Display):
 
 
 def _inner_points(resolution: int) -> np.ndarray:
-    """Return evenly spaced points (n, 3) inside the simplex."""
+    """Return evenly spaced points (n, 3) inside the simplex.
+
+    Points are all triples of whole numbers from zero with the sum ``resolution - 1``.
+    Adding a third to each number moves the point away from the edges. The numbers are
+    then divided by their sum.
+    """
     edge = np.arange(resolution)
-    # all pairs (i, j) with i + j < resolution; the third step is the rest
-    steps = np.argwhere(np.add.outer(edge, edge) < resolution)
-    # The three steps of a point sum to resolution - 1. A third of a step in each
-    # direction moves the point away from the edges.
-    steps = np.column_stack([steps, resolution - 1 - steps.sum(axis=1)])
-    return (steps + 1 / 3) / resolution
+    pairs = np.argwhere(np.add.outer(edge, edge) < resolution)
+    triples = np.column_stack([pairs, resolution - 1 - pairs.sum(axis=1)])
+    return (triples + 1 / 3) / resolution

@@ -122,9 +122,9 @@ class LaplaceOptions(LaplaceParameters):
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
         """Raise an error if parameters conflict with an earlier posterior or matrix.
 
-        ``prior`` is one of both. ``defaults`` contains the default values of the
-        parameters that it replaces. These must be unchanged, so that users see which
-        value counts.
+        ``prior`` is an earlier posterior, or a prior precision matrix. ``defaults``
+        contains the default values of the parameters that it replaces. These must be
+        unchanged, so that users see which value counts.
         """
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         kind_of_prior = "an earlier posterior" if earlier else "a matrix"
@@ -148,7 +148,8 @@ class LaplaceOptions(LaplaceParameters):
                 f"callback PriorTraining({argument}), or use refine='auto'."
             )
         chosen = self.hessian_structure
-        # only these structures can be added to the precision of an earlier posterior
+        # the precision of an earlier posterior is added to the curvature, which only
+        # these structures support
         additive = [
             k for k, (_, structure) in STRUCTURES.items() if structure.is_additive
         ]
@@ -163,7 +164,7 @@ class LaplaceOptions(LaplaceParameters):
                 f"structure {earlier.structure.name!r}. Use one of {listed(additive)} "
                 "for all tasks."
             )
-        # the posterior or matrix is about fixed weights
+        # the posterior or matrix belongs to certain weights, known before training
         if self.selects_weights:
             raise ValueError(
                 "subset_of_weights='subnetwork' may select other weights than prior's. "
@@ -240,15 +241,22 @@ class LaplaceOptions(LaplaceParameters):
 
     @property
     def holds_out(self) -> bool:
-        """Whether to hold out samples if the net itself does not hold out any."""
-        only_if_there = self.maximises_evidence and self.sigma_noise != "validation"
-        return self.tunes_on_held_out and not only_if_there
+        """Whether to hold out samples if the net itself does not hold out any.
+
+        With the evidence, the noise is tuned on held-out samples only if there are any,
+        unless it is to be tuned by validation.
+        """
+        needs_none = self.maximises_evidence and self.sigma_noise != "validation"
+        return self.tunes_on_held_out and not needs_none
 
     @property
     def uses_folds(self) -> bool:
-        """Whether to use folds if there are too few samples to hold some out."""
-        asks = "validation" in (self.tuner, self.sigma_noise)
-        return self.tunes_on_held_out and not asks
+        """Whether to use folds if there are too few samples to hold some out.
+
+        ``"validation"`` asks for one set of held-out samples.
+        """
+        is_single_set = "validation" in (self.tuner, self.sigma_noise)
+        return self.tunes_on_held_out and not is_single_set
 
     @property
     def may_refit(self) -> bool:
@@ -278,7 +286,7 @@ class LaplaceOptions(LaplaceParameters):
         return STRUCTURES[self.hessian_structure][0](layout, **self.structure_params)
 
     def row_elements(self, spec: NetworkSpec) -> int:
-        """Return the number of float64 values that the structure needs per sample."""
+        """Return how many float64 values the structure stores per sample of a batch."""
         kind, params = STRUCTURES[self.hessian_structure][0], self.structure_params
         return kind.row_elements(spec.layout, spec.n_outputs, **params)
 
@@ -305,22 +313,21 @@ class LaplaceOptions(LaplaceParameters):
     def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
         """Raise ValueError if the structure for n samples does not fit into memory.
 
-        The required memory also includes `WEIGHT_COPIES` vectors of all weights.
+        The required memory also includes `WEIGHT_COPIES` vectors of all P weights. The
+        message advises on what takes less memory.
         """
         name, p = self.hessian_structure, spec.layout.n_parameters
-        # for each structure, what takes less memory
+        accumulator, _ = STRUCTURES[name]
+        # with few Jacobian rows (one per sample and output), "full" can store them
+        # instead of a matrix (P, P), but an exact Hessian or a prior matrix is one
+        is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
+        n_rows = None if is_dense else n * spec.n_outputs
+        options = {"n_columns": spec.n_outputs, **self.structure_params}
+        needed = accumulator.n_bytes(spec.layout, n_rows, **options)
         cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
         advice = cheaper.get(name, "use 'kron' or 'diag'")
         if self.subset_of_weights != "last_layer":
             advice += ", or subset_of_weights='last_layer'"
-        # with few rows, "full" can store Jacobian rows instead of a matrix (P, P), but
-        # an exact Hessian or a prior matrix is such a matrix
-        is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
-        n_rows = None if is_dense else n * spec.n_outputs
-        # each sample has one Jacobian row per output
-        sizes = {"n_columns": spec.n_outputs, **self.structure_params}
-        accumulator, _ = STRUCTURES[name]
-        needed = accumulator.n_bytes(spec.layout, n_rows, **sizes)
         subject = f"hessian_structure={name!r} over {p:,} parameters"
         # eight bytes per float64 number
         require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
@@ -398,9 +405,9 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
     The blocks of a layout are its parameter tensors, with names and shapes. They are
     compared in pairs; the message shows the first pair that differs.
     """
-    # one of both is None if a layout has more blocks
+    # if one layout has more blocks, None stands for each missing block of the other
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
-        # the comparison of blocks leaves out the indices of selected weights
+        # `!=` between blocks leaves out the indices of selected weights
         if old != new or _indices(old) != _indices(new):
             before, now = (
                 f"{b.size} weights of {b.name!r} {b.shape}" if b else "none"
@@ -447,9 +454,10 @@ def check_prior_shape(
     message names a structure for the given shape, if there is one.
     """
     groups = group_indices(prior_structure, layout)  # None unless a list of groups
-    # `PRIOR_STRUCTURES` maps names to functions from a layout to a shape
-    ungrouped = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
-    expected = ungrouped if groups is None else (len(prior_structure),)
+    # each entry of `PRIOR_STRUCTURES` is a function from a layout to a shape
+    shape_of_name = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
+    # a list has one precision per group
+    expected = shape_of_name if groups is None else (len(prior_structure),)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), (1,), expected):
         return

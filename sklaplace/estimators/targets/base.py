@@ -51,7 +51,11 @@ class Targets(ABC):
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return means (b, q·c) and covariances of outputs in units of ``y``."""
+        """Return means (b, q·c) and covariances of outputs in units of ``y``.
+
+        There are b groups of q samples with a joint covariance, and c outputs of each
+        sample. By default, outputs are in these units.
+        """
         return mean, cov
 
     def check_net(self, net: NeuralNet) -> None:  # noqa: B027

@@ -192,9 +192,9 @@ class ClassTargets(Targets):
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
         is_scored = ~self.is_ignored(labels)
-        # a row of a matrix of labels counts as one label: `accuracy_score` needs equal
-        # dtypes, and the first column tells whether the row is scored
         if not self.target_type.has_class_names:
+            # `accuracy_score` compares whole rows of a matrix, if dtypes are equal; the
+            # first column tells whether a row is scored
             labels, is_scored = labels.astype(predicted.dtype), is_scored[:, 0]
         if not is_scored.any():
             raise ValueError(
@@ -235,8 +235,8 @@ class ClassTargets(Targets):
                 f"{name} has labels that y in fit does not have: "
                 f"{unknown[:5].tolist()}. Pass only rows with classes from fit."
             )
-        # the criterion skips this code if other labels of the sample are not ignored;
-        # it is negative, because other codes are classes (see `match`)
+        # the code of ignored labels is the index that the criterion ignores. It must be
+        # negative, because other codes are classes: `match` replaces others by -1
         index = _ignore_index(self.net)
         codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)
@@ -264,17 +264,17 @@ class ClassTargets(Targets):
         return has_label.astype(np.float64) if weights is None else weights * has_label
 
     def notable_loss(self, data: TrainingData) -> float:
-        """Return the training loss (nats per label) of a net that learned nothing.
+        """Return the training loss (nats per label) above which a net learned nothing.
 
-        The loss is that of the class frequencies if X is an array of numbers far from
-        unit size, and twice that of equal probabilities otherwise. The factor of two
-        accepts noisy labels, for which equal probabilities are the best prediction. The
+        If X is an array of numbers far from unit size, this is the loss of predicting
+        the class frequencies. Otherwise, it is twice the loss of equal probabilities,
+        because equal probabilities can be the best prediction of noisy labels. The
         default network (None) scales X.
         """
         X, codes = data.X, data.y.reshape(len(data.y), -1).astype(np.int64)
         has_size = isinstance(X, np.ndarray) and X.dtype.kind == "f"
         is_raw = has_size and self.net is not None
-        # root mean square of the inputs
+        # root mean square of the inputs, or one if it does not matter
         size = np.linalg.norm(X.ravel()) / X.size**0.5 if is_raw else 1.0
         if 1 / LARGEST_UNIT <= size <= LARGEST_UNIT:
             # with a single class, the loss is zero, and no loss is notable
@@ -381,9 +381,9 @@ def _ignore_index(net: NeuralNet) -> int | None:
     criterion = unwrapped(vars(net).get("criterion_") or net.criterion)
     if isinstance(criterion, torch.nn.Module):
         return getattr(criterion, "ignore_index", None)
-    # None if the class has no such argument
     argument = inspect.signature(criterion).parameters.get("ignore_index")
-    return vars(net).get("criterion__ignore_index", argument and argument.default)
+    default = None if argument is None else argument.default
+    return vars(net).get("criterion__ignore_index", default)
 
 
 def normalised(proba: Tensor, n_classes: int) -> Tensor:
@@ -401,14 +401,12 @@ def is_ignored(
     torch's default index is ignored only if all other labels (or all classes, if they
     are known) are whole numbers from zero. Otherwise, it may be the name of a class.
     """
-    # the values among which torch's default index might be the name of a class
-    index, candidates = _ignore_index(net), labels if classes is None else classes
-    # text cannot equal an index
-    ignores_none = index is None or labels.dtype.kind not in "iuf"
-    if index == _DEFAULT_INDEX and not ignores_none:
-        others = candidates[candidates != index] if classes is None else candidates
-        ignores_none = candidates.dtype.kind not in "iu" or bool((others < 0).any())
-    return np.zeros(labels.shape, dtype=bool) if ignores_none else labels == index
+    index = _ignore_index(net)
+    can_ignore = index is not None and labels.dtype.kind in "iuf"  # text is no index
+    if can_ignore and index == _DEFAULT_INDEX:
+        others = labels[labels != index] if classes is None else classes
+        can_ignore = others.dtype.kind in "iu" and not (others < 0).any()
+    return labels == index if can_ignore else np.zeros(labels.shape, dtype=bool)
 
 
 def _classes_of_net(net: NeuralNet, observed: np.ndarray) -> np.ndarray | None:

@@ -225,7 +225,7 @@ class NumberTargets(Targets):
         # normalise before rounding to the network's dtype, which could lose digits
         values = self.input_type.floats(self.scaling.normalized(columns), name)
         # only fit rejects small targets, because some later targets may be small. In
-        # fit, `infer` has checked "y"; other names, such as "y_val", occur only there
+        # fit, `infer` has checked "y". Only fit passes other names, such as "y_val"
         _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
         return values
 
