@@ -233,6 +233,7 @@ class MarglikTraining(PriorCallback):
         return priors.Independent(delta, h.prior_mean).gradient(theta)
 
     def _loss_scale(self) -> Tensor:
+        """Return the factor of the loss in the negative log-posterior, ()."""
         h = self.hyperparameters_
         return self.training_.spec.likelihood.scale(h.sigma_noise) / h.temperature
 
@@ -436,12 +437,12 @@ class PriorTraining(PriorCallback):
 
         Raise ValueError if the network lacks them, or has them in other shapes.
         """
-        # compare the earlier layout with one of the network's own shapes; blocks are
-        # parameter tensors
+        # blocks of a layout are parameter tensors: give those of the earlier layout the
+        # shapes of the network's parameters, and compare both layouts
         named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         present = [block for block in layout.blocks if block.name in shapes]
-        # a missing name shortens the layout, so the comparison fails
+        # a name that the network lacks shortens the layout, so the comparison fails
         blocks = tuple(replace(block, shape=shapes[block.name]) for block in present)
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]

@@ -460,7 +460,7 @@ Points = Callable[[Tensor], Tensor]
 
 
 def no_points(like: Tensor) -> Tensor:
-    """Return points of shape (0, K)."""
+    """Return no points, (0, K), for links that use no draws."""
     return like[:0]
 
 

@@ -195,7 +195,7 @@ class BaseSampling(NetEstimator):
 
         The trainer may hold out samples only if the noise is estimated from them.
         """
-        fraction = None
+        fraction = None  # hold out no samples
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None

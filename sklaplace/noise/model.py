@@ -283,7 +283,8 @@ class NoiseModel:
     ) -> tuple[Tensor, Tensor]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q).
 
-        The arguments are the same as those of `Predictions.of`.
+        The arguments are those of `Predictions.of`: features (b, i) or None, the
+        network's inputs, and the moments (b, c) of its outputs.
         """
         predictions = Predictions.of(features, x, mean, variance)
         on_cpu = {name: tensor.cpu() for name, tensor in vars(predictions).items()}
