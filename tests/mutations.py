@@ -254,7 +254,7 @@ MUTATIONS = [
     Mutation(
         "noise left out of predictive standard deviations",
         "sklaplace/likelihoods/regression.py",
-        " + self._noises(noise)\n\n    def joint_moments",
+        " + self._noise_variances(noise)\n\n    def joint_moments",
         "\n\n    def joint_moments",
         "estimators/test_contracts.py::test_contract[frozen numbers: numbers_agree]",
     ),

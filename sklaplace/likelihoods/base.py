@@ -125,6 +125,9 @@ class Likelihood(ABC):
     def loss_scale(self, y: Tensor) -> Weights:
         """Return the factor that multiplies each sample's loss.
 
+        For example, this is the weight of the sample's class. `loss`, `gradient` and
+        `hessian` do not include the factor.
+
         Parameters
         ----------
         y : Tensor
@@ -270,6 +273,9 @@ class Likelihood(ABC):
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return the gradient for drawn targets, without weights or label smoothing.
+
+        The mean outer product of these gradients over draws from `draw` estimates the
+        Fisher information, which equals `hessian`.
 
         Parameters
         ----------
@@ -648,11 +654,11 @@ class DataFit:
 
         ``n_targets`` is the weighted number of observed values in the batch.
         """
-        losses = likelihood.loss(f, targets)
-        # losses by output are (b, c) or None
-        weights, by_output = weights.to(losses), likelihood.output_losses(f, targets)
-        output_totals = None if by_output is None else weights @ by_output
-        return cls(weights @ losses, n_targets, output_totals)
+        losses = likelihood.loss(f, targets)  # (b,)
+        output_losses = likelihood.output_losses(f, targets)  # (b, c) or None
+        weights = weights.to(losses)
+        by_output = None if output_losses is None else weights @ output_losses  # (c,)
+        return cls(weights @ losses, n_targets, by_output)
 
     @classmethod
     def total(cls, fits: Sequence["DataFit"]) -> "DataFit":
@@ -690,24 +696,31 @@ def loss_weights(likelihood: Likelihood, targets: Tensor, weights: Weights) -> W
 def loss_weights_or_ones(
     likelihood: Likelihood, targets: Tensor, weights: Weights, f: Tensor
 ) -> Tensor:
-    """Return the weights of `loss_weights`, or ones, (b,), for outputs (b, c)."""
-    factors = loss_weights(likelihood, targets, weights)
-    return torch.ones_like(f[:, 0]) if factors is None else factors
+    """Return the weights of `loss_weights`, (b,), with explicit ones instead of None.
+
+    The ones have the dtype and device of the outputs ``f`` (b, c).
+    """
+    loss_factors = loss_weights(likelihood, targets, weights)
+    return torch.ones_like(f[:, 0]) if loss_factors is None else loss_factors
 
 
 def losses_by_output(likelihood: Likelihood, f: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each output, (b, c), or their sum, (b, 1); see `loss`."""
+    """Return the loss of each group of outputs with its own noise level.
+
+    There is one column per output, (b, c), or a single column with the sum over
+    outputs, (b, 1), if all outputs share one noise level.
+    """
     losses = likelihood.output_losses(f, targets)
     return likelihood.loss(f, targets).unsqueeze(1) if losses is None else losses
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
-    """Return weights (b, c) of the outputs' second derivatives, or None for ones.
+    """Return the weight of each output's label, (b, c), or None for ones.
 
-    Each output has the weight of its label; `Likelihood.hessian` leaves weights out.
+    `Likelihood.hessian` does not include these weights, so callers multiply it by them.
     """
-    weights = likelihood.label_weights(targets)
-    if weights is None:
+    label_weights = likelihood.label_weights(targets)  # (b, r) for r labels
+    if label_weights is None:
         return None
-    # the outputs of a label are contiguous
-    return weights.repeat_interleave(n_outputs // weights.shape[1], 1)
+    # each label has n_outputs / r outputs, which are contiguous
+    return label_weights.repeat_interleave(n_outputs // label_weights.shape[1], 1)

@@ -204,11 +204,13 @@ class ClassificationLikelihood(Likelihood):
         >>> Categorical().log_loss(f.log_softmax(-1), y)
         tensor([0.6931])
         """
-        chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1).long())
-        return -self._weighted_sum(chosen.reshape(len(y), -1), y)
+        # negative labels have a weight of zero, and take the first class as an index
+        classes = y.clamp(min=0).reshape(-1, 1).long()  # (b·r, 1)
+        log_proba_of_labels = log_proba.gather(1, classes).reshape(len(y), -1)  # (b, r)
+        return -self._weighted_sum(log_proba_of_labels, y)
 
     def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
-        """Return the weighted sum (b,) of values (b, r) over labels."""
+        """Return the sum (b,) of values (b, r) over r labels with their weights."""
         weights = self.label_weights(y)
         return (values if weights is None else values * weights.to(values)).sum(1)
 
@@ -272,22 +274,23 @@ class Categorical(ClassificationLikelihood):
         w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)
         return (1 - self.label_smoothing) * w[y] + self.label_smoothing * w.mean()
 
-    def _smoothed(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return smoothed targets ``t`` (b, K), which sum to one.
+    def _smoothed_targets(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return class probabilities ``t`` (b, K) that replace class indices y (b,).
 
-        The class weights shift the smoothing towards classes with a large weight. The
-        sum before the normalisation multiplies the sample's loss; `loss_scale` returns
-        it.
+        Without label smoothing, they are one-hot vectors. Outputs f (b, K) determine
+        only the dtype and the number of classes. Class weights shift the smoothing
+        towards classes with a large weight.
         """
         one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
             return one_hot
         ones = f.new_ones(f.shape[-1])
-        # a class gets the same share of the smoothing in every sample
         w = ones if self.weight is None else f.new_tensor(self.weight)
-        uniform = self.label_smoothing * w / len(w)
-        mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * one_hot + uniform
-        return mixed / mixed.sum(-1, keepdim=True)
+        # a class gets the same share of the smoothing in every sample, (K,)
+        spread = self.label_smoothing * w / len(w)
+        weighted = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * one_hot + spread
+        # the sums are the factors h_y of the losses, which `loss_scale` returns
+        return weighted / weighted.sum(-1, keepdim=True)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Return class indices, (b,), int64."""
@@ -298,12 +301,12 @@ class Categorical(ClassificationLikelihood):
         log_proba = _softmax(f, torch.log_softmax)
         # without class weights, which `loss_scale` returns
         if self.label_smoothing:
-            return -(self._smoothed(f, y) * log_proba).sum(-1)
+            return -(self._smoothed_targets(f, y) * log_proba).sum(-1)
         return nn.functional.nll_loss(log_proba, y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""
-        return _softmax(f) - self._smoothed(f, y)
+        return _softmax(f) - self._smoothed_targets(f, y)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - onehot(y)``, (b, c)."""
@@ -320,9 +323,11 @@ class Categorical(ClassificationLikelihood):
         return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Draw class indices, (b,)."""
-        # the last class absorbs rounding errors
-        return (f.double().softmax(-1).cumsum(-1)[:, :-1] < u).sum(-1)
+        """Draw class indices (b,), given outputs (b, K) and uniform numbers (b, 1)."""
+        cumulative = f.double().softmax(-1).cumsum(-1)
+        # the index is the number of cumulative probabilities below u; without the last
+        # one, rounding errors cannot lead beyond the last class
+        return (cumulative[:, :-1] < u).sum(-1)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Gaussian over the outputs, which are the logits."""
@@ -361,13 +366,15 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         return (u < f.double().sigmoid()).to(f)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the Gaussian over logits ``(-f/2, f/2)`` for each label, (b·L, 2).
+        """Return the Gaussian over logits ``(-f/2, f/2)`` for each label.
 
-        Their softmax has the probabilities ``sigmoid(-f)`` and ``sigmoid(f)``, so that
-        labels have two logits as other classes. The result omits covariances between
-        labels, because each label is predicted independently.
+        Its means are (b·L, 2), and its covariances (b·L, 2, 2). The softmax of the two
+        logits has the probabilities ``sigmoid(-f)`` and ``sigmoid(f)``, so that a label
+        is treated like two classes. The result omits covariances between labels,
+        because each label is predicted independently.
         """
-        if cov.ndim > mean.ndim:  # a matrix for each sample or label
+        # only variances, (b, L), from one matrix (L, L) per sample or (1, 1) per label
+        if cov.ndim > mean.ndim:
             cov = cov.diagonal(dim1=-2, dim2=-1)
         signs = mean.new_tensor([-0.5, 0.5])
         variances = cov.reshape(-1, 1, 1).to(mean)
@@ -426,10 +433,14 @@ class Bernoulli(_Sigmoid):
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the Gaussian over ``(-f/2, f/2)``, whose softmax is the sigmoid."""
+        """Return the Gaussian over ``(-f/2, f/2)``, whose softmax is the sigmoid.
+
+        ``cov`` has variances (b, 1) or covariances (b, 1, 1) of the logit f.
+        """
         signs = mean.new_tensor([-0.5, 0.5])
-        products = signs**2 if cov.ndim == mean.ndim else torch.outer(signs, signs)
-        return mean * signs, cov * products
+        is_variance = cov.ndim == mean.ndim
+        # the logits are signs · f, so their covariance is cov · signs signsᵀ
+        return mean * signs, cov * (signs**2 if is_variance else signs.outer(signs))
 
     def probabilities(self, f: Tensor) -> Tensor:
         """Return class probabilities (..., 2) of outputs (..., 1)."""
@@ -607,11 +618,12 @@ class CategoricalMap(ClassificationLikelihood):
         if cov.ndim == mean.ndim:  # variances (b, r·K)
             return logits, self._flat(cov)
         n_classes = logits.shape[1]
-        # otherwise, cov already has one matrix for each position, (b, r, K, K)
         if cov.ndim == mean.ndim + 1:  # covariances (b, r·K, r·K) of all outputs
-            groups = self.n_blocks, n_classes
-            whole = cov.unflatten(2, groups).unflatten(1, groups)  # (b, r, K, r, K)
-            cov = whole.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # (b, r, K, K)
+            axes = self.n_blocks, n_classes
+            between = cov.unflatten(2, axes).unflatten(1, axes)  # (b, r, K, r, K)
+            # only covariances within a position are needed
+            cov = between.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+        # one matrix for each position, (b, r, K, K)
         return logits, cov.reshape(-1, n_classes, n_classes)
 
     def probabilities(self, f: Tensor) -> Tensor:

@@ -57,17 +57,19 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     proba = np.zeros(y.shape)  # remains zero for y = -1
     # log G has a standard deviation of about 1 / sqrt(y + 1)
     is_narrow = std * np.sqrt(np.maximum(y, 0) + 1) <= _MAX_RELATIVE_STD
-    here = is_narrow & (y >= 0)
-    rates = exp_at_nodes(mean[here], std[here] ** 2)
-    proba[here] = pdtr(y[here, None], rates) @ WEIGHTS
-    here = ~is_narrow & (y >= 0)
-    shape = y[here, None] + 1  # of the gamma variable
-    # the density of log G at log(shape) + u falls as exp(-shape (exp(u) - 1 - u));
-    # nodes log G - log(shape), and the densities at these nodes relative to the mode
-    offset = _GAMMA_NODES / np.sqrt(shape)
-    weights = np.exp(-shape * _exp_remainder(torch.from_numpy(offset)).numpy())
-    below = ndtr((np.log(shape) + offset - mean[here, None]) / std[here, None])
-    proba[here] = (weights * below).sum(-1) / weights.sum(-1)
+    # the mean of P(G > exp f) over f, where P(G > rate) is pdtr(y, rate)
+    at = is_narrow & (y >= 0)
+    rates = exp_at_nodes(mean[at], std[at] ** 2)  # (entries, nodes)
+    proba[at] = pdtr(y[at, None], rates) @ WEIGHTS
+    # for the other entries, the mean of P(f < log G) over log G
+    at = ~is_narrow & (y >= 0)
+    shape = y[at, None] + 1  # of the gamma variable
+    # nodes u of log G - log(shape), at which the density of log G, relative to its
+    # mode, is exp(-shape (exp(u) - 1 - u))
+    u = _GAMMA_NODES / np.sqrt(shape)
+    density = np.exp(-shape * _exp_remainder(torch.from_numpy(u)).numpy())
+    f_is_below = ndtr((np.log(shape) + u - mean[at, None]) / std[at, None])
+    proba[at] = (density * f_is_below).sum(-1) / density.sum(-1)
     return proba
 
 
@@ -126,24 +128,27 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     integrand at ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``.
     Gauss-Legendre quadrature covers the range around the maximum in which this factor
     exceeds ``exp(-30)``. The result is accurate to 1e-8, and to 3e-7 for variances of
-    10,000. To avoid the difference of large terms, f is measured from ``log y``, as d,
-    and the terms of the maximum that do not depend on d are computed by `_log_base`.
+    10,000. To avoid the difference of large terms, the log-rate is written as
+    ``f = log s + d`` with ``s = max(y, 1)``. The Poisson factor is then its value at
+    the rate s, times ``exp(y d - s (exp(d) - 1))``.
     """
     v = variance.clamp(min=1e-12)  # not zero, because the formulas divide by v
-    size = y.clamp(min=1)  # f = log(size) + d, to keep digits of f
-    expected = mean - size.log()
-    d = _mode(y, size, expected, v)  # at f*
-    rate = size * d.exp()
-    # y d - size (exp(d) - 1) without cancellation, and the normal factor
-    peak = (y - size) * d - size * _exp_remainder(d) - (d - expected) ** 2 / v / 2
-    left, right = _reach(rate, v)
+    s = y.clamp(min=1)
+    mean_d = mean - s.log()
+    d = _mode(y, s, mean_d, v)  # at f*
+    rate = s * d.exp()  # r
+    # maximum of the log-integrand, without the Poisson factor at the rate s and the
+    # constant of the normal factor: y d - s (exp(d) - 1), without cancellation, and
+    # the exponent of the normal factor
+    peak = (y - s) * d - s * _exp_remainder(d) - (d - mean_d) ** 2 / v / 2
+    left, right = _distances_to_tails(rate, v)
     nodes, weights = (torch.as_tensor(a).to(y) for a in _LEGENDRE)
     area = torch.zeros_like(v)  # integral relative to the maximum of the integrand
-    for side in (-left, right):
-        u = side.unsqueeze(-1) * nodes
+    for width in (-left, right):  # on each side of the maximum
+        u = width.unsqueeze(-1) * nodes
         fall = rate.unsqueeze(-1) * _exp_remainder(u) + u**2 / v.unsqueeze(-1) / 2
-        area = area + side.abs() * ((-fall).exp() @ weights)
-    return peak + _log_base(y, size) + area.log() - (v.log() + _LOG_2PI) / 2
+        area = area + width.abs() * ((-fall).exp() @ weights)
+    return peak + _log_poisson_at_count(y, s) + area.log() - (v.log() + _LOG_2PI) / 2
 
 
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
@@ -155,8 +160,9 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     bounds = []
     # the lower bound limits the probability below it, and the upper bound that above it
     for tail, sign in ((levels, -1), (1 - levels, 1)):
+        log_rate = mean - sign * std * ndtri(tail / 2)  # ndtri is negative
         with np.errstate(over="ignore"):
-            rate = np.minimum(np.exp(mean - sign * std * ndtri(tail / 2)), _MAX_COUNT)
+            rate = np.minimum(np.exp(log_rate), _MAX_COUNT)
         # a Poisson variable is farther from its rate than t with a probability below
         # exp(-t² / (2 (rate + t/3))), which is at most tail / 2 for this margin t
         deviations = np.sqrt(-2 * np.log(tail / 2))
@@ -168,9 +174,13 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
 
 
 def _middle(low: Array, high: Array) -> Array:
-    """Return geometric means of distant counts and arithmetic means of close ones."""
-    arithmetic = np.floor(low / 2 + high / 2)
-    # shifted, because counts start at -1
+    """Return the count at which bisection splits each interval from low to high.
+
+    It is the geometric mean of distant bounds, which may be many orders of magnitude
+    apart, and the arithmetic mean of close bounds.
+    """
+    arithmetic = np.floor(low / 2 + high / 2)  # the sum of the bounds could overflow
+    # shifted by two, because bounds start at -1, and a mean with zero would be zero
     geometric = np.floor(np.sqrt(low + 2) * np.sqrt(high + 2) - 2)
     return np.where(high / 4 > low + 2, geometric, arithmetic)
 
@@ -181,17 +191,17 @@ def _exp_remainder(u: Tensor) -> Tensor:
     return torch.where(u.abs() < 1e-2, series, u.expm1() - u)
 
 
-def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
-    """Return the d that maximises ``y d - size·exp(d) - (d - expected)² / (2v)``.
+def _mode(y: Tensor, s: Tensor, mean_d: Tensor, v: Tensor) -> Tensor:
+    """Return the d that maximises ``y d - s·exp(d) - (d - mean_d)² / (2v)``.
 
     This is the log-integrand of `log_mass` up to a constant; d is the log-rate minus
-    ``log(size)``, and has the prior mean ``expected`` and variance v. The function is
-    concave. Where its slope is zero, ``x = d + log(v·size)`` solves
-    ``x + exp(x) = log(v·size) + expected + v y``. The left side is convex, so Newton's
+    ``log s``, and has the mean ``mean_d`` and variance v. The function is concave.
+    Where its slope is zero, ``x = d + log(v s)`` solves
+    ``x + exp(x) = log(v s) + mean_d + v y``. The left side is convex, so Newton's
     method converges from the right, in at most eight steps.
     """
-    shift = (v * size).log()
-    value = shift + expected + v * y
+    shift = (v * s).log()
+    value = shift + mean_d + v * y
     # x + exp(x) is close to x for small x, and close to exp(x) for large x
     x = torch.where(value < 1, value, value.clamp(min=1).log())
     for _ in range(_NEWTON_STEPS):
@@ -199,11 +209,11 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     d = x - shift
     # one more Newton step, for d itself, recovers the digits lost by the shift; the
     # gradient is that of the negated function
-    gradient = size * d.expm1() + (size - y) + (d - expected) / v
-    return d - gradient / (size * d.exp() + 1 / v)
+    gradient = s * d.expm1() + (s - y) + (d - mean_d) / v
+    return d - gradient / (s * d.exp() + 1 / v)
 
 
-def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _distances_to_tails(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances at which the integrand is below ``exp(-30)`` times its maximum.
 
     The integrand is that of `log_mass`, with the rate r at its maximum and variance v
@@ -220,8 +230,12 @@ def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return left.minimum(normal), right.minimum(both)
 
 
-def _log_base(y: Tensor, size: Tensor) -> Tensor:
-    """Compute ``y log(size) - size - log y!`` for ``size = max(y, 1)``."""
-    exact = y * size.log() - size - torch.lgamma(y + 1)
-    stirling = (1 / 12 - (1 / 360 - 1 / 1260 / size**2) / size**2) / size
-    return torch.where(y < 30, exact, -(size.log() + _LOG_2PI) / 2 - stirling)
+def _log_poisson_at_count(y: Tensor, s: Tensor) -> Tensor:
+    """Compute the log-probability of counts y under Poisson rates ``s = max(y, 1)``.
+
+    It is ``y log s - s - log y!``. For large counts, Stirling's series of ``log y!``
+    cancels the large terms.
+    """
+    exact = y * s.log() - s - torch.lgamma(y + 1)
+    remainder = (1 / 12 - (1 / 360 - 1 / 1260 / s**2) / s**2) / s
+    return torch.where(y < 30, exact, -(s.log() + _LOG_2PI) / 2 - remainder)

@@ -149,7 +149,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def root_information(f: Tensor) -> Tensor:
             """Return the root of the expected squared score at each output, (k,)."""
-            y, p = self._nodes(f)  # targets and their probabilities, (k, q) each
+            y, p = self._target_nodes(f)  # targets and their probabilities, (k, q) each
             # the user's log_prob may change f in place, so it gets a copy
             score_at = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
             scores = score_at(f.unsqueeze(-1).expand(y.shape))
@@ -164,7 +164,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def quantile(f: Tensor, u: Tensor) -> Tensor:
             """Return the quantile at one level for each output, (k,)."""
-            y, p = self._nodes(f)
+            y, p = self._target_nodes(f)
             return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]  # the only level
 
         return _by_chunks(quantile, f, u).to(f)
@@ -179,7 +179,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def conditional_moments(f: Tensor) -> Tensor:
             """Return the mean and variance of the target given each output, (k, 2)."""
-            y, p = self._nodes(f)
+            y, p = self._target_nodes(f)
             mean = (p * y).sum(-1, keepdim=True)
             terms = p * (y - mean) ** 2
             # if an outermost node has a noticeable share, farther ones would have more
@@ -204,8 +204,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         means, variances = self.moments(mean, var, noise)
         # small in comparison with the output's spread, and positive without a spread
         step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
-        shifted = (self.moments(mean + sign * step, var, noise)[0] for sign in (1, -1))
-        slopes = np.subtract(*shifted) / (2 * step)
+        higher, _ = self.moments(mean + step, var, noise)
+        lower, _ = self.moments(mean - step, var, noise)
+        slopes = (higher - lower) / (2 * step)  # (n, t)
         covariances = slopes[:, None] * slopes * cov
         rows = np.arange(len(mean))
         covariances[rows, rows] = variances
@@ -225,10 +226,11 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         u = torch.as_tensor(levels, dtype=torch.float64)
 
         def mixture_quantiles(mean: Tensor, std: Tensor, n_nodes: int) -> Tensor:
-            """Return quantiles (k, q) of mixtures over nodes of each output.
+            """Return quantiles (k, q) of targets, given normal outputs (k,).
 
-            The nodes z are standard scores of the output, and the weights of the
-            mixture are their normal densities.
+            Each target has a mixture of densities, one for each node of its output. The
+            nodes z are standard scores of the output, and the weights of the mixture
+            are their normal densities, normalised.
             """
             z = torch.linspace(
                 -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n_nodes, dtype=torch.float64
@@ -241,21 +243,22 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
                 log_joint = self.log_prob(f, y.unsqueeze(-2)) + log_weights
                 return log_joint.logsumexp(-2)
 
-            y, p = self._nodes(mean, log_mixture)
+            y, p = self._target_nodes(mean, log_mixture)
             return self._quantiles(y, p, u)
 
         m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
         quantiles = m.new_empty(*m.shape, len(u))
         # the width of the density is about 1 / root_hessian
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
-        is_wide = ratios <= 1 / _MIN_NOISE_WIDTH
-        # elsewhere, the target's spread around its median is negligible for each output
-        if not is_wide.all():
-            at = ~is_wide
+        is_noisy = ratios <= 1 / _MIN_NOISE_WIDTH
+        # elsewhere, the spread of the target around its median, for a given output, is
+        # negligible
+        if not is_noisy.all():
+            at = ~is_noisy
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
             # sorted, because the median may decrease with the output
             quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
-        for ratio in ratios[is_wide].unique():
+        for ratio in ratios[is_noisy].unique():
             # from -_MAX_DEVIATIONS to _MAX_DEVIATIONS in steps of _MAX_STEP widths
             n_nodes = 2 * math.ceil(_MAX_DEVIATIONS * ratio / _MAX_STEP) + 1
             at = ratios == ratio
@@ -271,40 +274,44 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return the predictive log-density, summed over columns, (b,).
 
-        The density of a target is integrated over the standard score z of its output.
+        For each target y, ``p(y | f)`` is integrated over its normal output
+        ``f = mean + std · z``, that is, over the standard score z.
         """
 
         def log_integral(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-            """Return the logarithm of the integral for each target, (k,)."""
+            """Return the logarithm of the integral for each of k targets, (k,)."""
             m, s, y = (t.unsqueeze(-1) for t in (mean, std, y))
 
             def log_joint(z: Tensor) -> Tensor:  # log-density of y and z, (k, nodes)
                 return self.log_prob(m + s * z, y) - (z**2 + _LOG_2PI) / 2
 
-            # z is centred at zero; the terms of the sum need no nodes
-            _, log_terms = _masses(log_joint, 0 * mean, _MAX_ASINH_OUTPUT)
+            # the search for the mode starts at zero, the center of z
+            _, log_terms = _quadrature_terms(log_joint, 0 * mean, _MAX_ASINH_OUTPUT)
             return log_terms.logsumexp(-1)
 
         return _by_chunks(log_integral, mean, var.clamp(min=0).sqrt(), y).sum(-1)
 
-    def _nodes(
+    def _target_nodes(
         self, f: Tensor, log_density: Callable[[Tensor], Tensor] | None = None
     ) -> Nodes:
-        """Return the targets at nodes and their probabilities, (k, q) each.
+        """Return targets at the nodes of a quadrature, and their weights, (k, q) each.
 
-        The density is conditional on outputs (k,). If ``log_density`` is given, this
-        function of targets (k, q) defines the density instead. For positive targets,
-        the nodes are chosen for their logarithms. A conditional density that does not
-        integrate to one raises an error.
+        The weights are probabilities: those of each row sum to one. By default, the
+        density of targets is that given outputs ``f`` (k,), and an error is raised if
+        it does not integrate to one. If ``log_density`` is given, this function of
+        targets (k, q) defines the density instead. For positive targets, the nodes are
+        chosen for their logarithms.
         """
         log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
-        # logarithms x of positive targets are searched around zero, with the Jacobian
-        # exp(x) of y = exp(x)
+        # For positive targets, the variable is their logarithm x. Its density includes
+        # the Jacobian exp(x) of y = exp(x). The mode is searched around zero.
         if self.is_positive:
-            y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG)
+            y, log_p = _quadrature_terms(
+                lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG
+            )
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
-            y, log_p = _masses(log_p_at, f, _MAX_ASINH_TARGET)
+            y, log_p = _quadrature_terms(log_p_at, f, _MAX_ASINH_TARGET)
         # overflow far from the data is no error of the user's density
         error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
         if log_density is None and error > _MAX_LOG_INTEGRAL_ERROR:
@@ -316,9 +323,10 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return y, log_p.softmax(-1)
 
     def _quantiles(self, y: Tensor, p: Tensor, u: Tensor) -> Tensor:
-        """Return quantiles (k, m) at levels (m,) or (k, m), given nodes (k, q).
+        """Return quantiles (k, m) at levels u, (m,) or (k, m).
 
-        The quantiles are interpolated between the nodes, after two transformations:
+        ``y`` and ``p`` (k, q) are the nodes and probabilities of `_target_nodes`. The
+        quantiles are interpolated between the nodes, after two transformations:
         probabilities become normal scores, and positive targets become logarithms. For
         normal and log-normal targets, the interpolated function is linear.
         """
@@ -350,14 +358,14 @@ def _by_chunks(
     return values.reshape(*tensors[0].shape, *values.shape[1:])
 
 
-def _masses(
+def _quadrature_terms(
     log_function: Callable[[Tensor], Tensor], center: Tensor, reach: float
 ) -> Nodes:
     """Return nodes, and the logarithms of their terms in an integral, (k, q) each.
 
-    ``log_function`` evaluates the logarithms of k integrands at values (k, q). Each
-    mode is at most ``sinh(reach)`` from its center (k,), and the integral covers that
-    range.
+    The sum of the terms is the integral by the trapezoidal rule. ``log_function``
+    evaluates the logarithms of k integrands at values (k, q). Each mode is at most
+    ``sinh(reach)`` from its center (k,), and the integral covers that range.
 
     First, the mode is found on a coarse grid, which is refined around the largest value
     several times. Next, the width of the peak is measured on both sides of the mode.
@@ -379,14 +387,15 @@ def _masses(
             )
         return log_f.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
-    # distances grow exponentially, because the scale of the peak is unknown
+    # x is the grid of distances from the centers; at first, they grow exponentially,
+    # because the scale of the peak is unknown
     x = (reach * _COARSE_GRID.to(center)).sinh().expand(len(center), -1)
-    steps = _ZOOM_GRID.to(center)
+    fractions = _ZOOM_GRID.to(center)
     for _ in range(_N_ZOOMS):
-        # the largest value at a point with two neighbours, which bound the next grid
+        # the next grid lies between the neighbours of the point with the largest value
         best = log_value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
-        x = low + (high - low) * steps
+        x = low + (high - low) * fractions
     mode = (low + high) / 2  # the last neighbours differ by little more than rounding
     distances, t = _WIDTHS.to(center), _ASINH_NODES.to(center)
     width = torch.zeros_like(mode)  # mean of the widths on both sides
@@ -397,6 +406,7 @@ def _masses(
         # each side adds half of its first low distance, or of the largest distance
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2
     x = mode + width * t.sinh()
+    # the integrand times dx/dt and the step in t
     log_terms = log_value(x) + (width * t.cosh() * (t[1] - t[0])).log()
     # the range ends at the bound
     log_terms = torch.where(x.abs() > bound, -torch.inf, log_terms)

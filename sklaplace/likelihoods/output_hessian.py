@@ -37,18 +37,22 @@ class OutputHessian(ABC):
 
     def weigh_samples(self, weights: Tensor | None) -> "OutputHessian":
         """Return ``wΛ`` for sample weights ``w`` (b,), or ``Λ`` without weights."""
-        return self if weights is None else self._weighted(weights)
+        return self if weights is None else self._with_sample_weights(weights)
 
     def weigh_outputs(self, weights: Tensor | None) -> "OutputHessian":
-        """Return ``√D Λ √D`` for a diagonal ``D`` (b, c), or ``Λ`` if ``D`` is None."""
-        return self if weights is None else self._scaled(weights)
+        """Return ``√D Λ √D`` for output weights ``D`` (b, c), or ``Λ`` without weights.
+
+        The weights are those of labels. They are equal for all outputs of a block, such
+        as the logits of a label, so each block is multiplied by its weight.
+        """
+        return self if weights is None else self._with_output_weights(weights)
 
     @abstractmethod
-    def _weighted(self, weights: Tensor) -> "OutputHessian":
-        """Return ``wΛ``."""
+    def _with_sample_weights(self, weights: Tensor) -> "OutputHessian":
+        """Return ``wΛ`` for sample weights ``w`` (b,)."""
 
-    def _scaled(self, weights: Tensor) -> "OutputHessian":
-        """Return ``√D Λ √D``."""
+    def _with_output_weights(self, weights: Tensor) -> "OutputHessian":
+        """Return ``√D Λ √D`` for output weights ``D`` (b, c)."""
         factor = self.factor()
         return Factored(factor * weights.sqrt().to(factor).unsqueeze(-1))
 
@@ -89,6 +93,7 @@ class OutputHessian(ABC):
         return rows.mT @ (rows @ u)
 
     def _set_sizes(self, b: int, c: int, k: int) -> None:
+        # subclasses are frozen, which forbids plain assignments
         for name, size in {"n_samples": b, "n_outputs": c, "n_columns": k}.items():
             object.__setattr__(self, name, size)
 
@@ -103,7 +108,7 @@ class _SquareRoot(OutputHessian):
         b, c = self.sqrt.shape[:2]
         self._set_sizes(b, c, self.sqrt.shape[-1])
 
-    def _weighted(self, weights: Tensor) -> "OutputHessian":
+    def _with_sample_weights(self, weights: Tensor) -> "OutputHessian":
         """Multiply the Hessians by the samples' weights."""
         ones = [1] * (self.sqrt.ndim - 1)
         roots = weights.sqrt().to(self.sqrt).reshape(-1, *ones)
@@ -143,7 +148,7 @@ class Diagonal(_SquareRoot):
         Square roots ``√d``.
     """
 
-    def _scaled(self, weights: Tensor) -> "Diagonal":
+    def _with_output_weights(self, weights: Tensor) -> "Diagonal":
         return Diagonal(self.sqrt * weights.sqrt().to(self.sqrt))
 
     def factor(self) -> Tensor:
@@ -182,11 +187,11 @@ class BlockDiagonal(OutputHessian):
         inner, r = self.blocks, self.n_blocks
         self._set_sizes(inner.n_samples // r, r * inner.n_outputs, r * inner.n_columns)
 
-    def _weighted(self, weights: Tensor) -> "BlockDiagonal":
+    def _with_sample_weights(self, weights: Tensor) -> "BlockDiagonal":
         block_weights = weights.repeat_interleave(self.n_blocks)
         return replace(self, blocks=self.blocks.weigh_samples(block_weights))
 
-    def _scaled(self, weights: Tensor) -> "BlockDiagonal":
+    def _with_output_weights(self, weights: Tensor) -> "BlockDiagonal":
         block_weights = weights.reshape(-1, self.blocks.n_outputs)
         return replace(self, blocks=self.blocks.weigh_outputs(block_weights))
 
@@ -196,16 +201,19 @@ class BlockDiagonal(OutputHessian):
 
     @cached_property
     def _factors(self) -> Tensor:
-        """Return the factors of the blocks, (b, r, K, j)."""
+        """Return the factors of the r blocks of each sample, (b, r, K, j).
+
+        A block has K outputs, and its factor has j columns.
+        """
         factors = self.blocks.factor()
         return factors.reshape(self.n_samples, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
         """Return the block-diagonal ``S``, (b, r·K, r·j), for r blocks (K, j)."""
-        whole = self._factors.movedim(1, -1).diag_embed(
-            dim1=1, dim2=3
-        )  # (b, r, K, r, j)
-        return whole.flatten(3).flatten(1, 2)
+        blocks = self._factors.movedim(1, -1)  # (b, K, j, r)
+        # the axis of blocks becomes two, one for rows and one for columns: (b, r, K, r,
+        # j), with zeros unless both are the same block
+        return blocks.diag_embed(dim1=1, dim2=3).flatten(3).flatten(1, 2)
 
     def total(self) -> Tensor:
         """Return the sum of ``Λ`` over samples, (c, c), float64."""
@@ -252,7 +260,7 @@ class Softmax(OutputHessian):
         b, c = self.p.shape
         self._set_sizes(b, c, max(1, c - 1))
 
-    def _weighted(self, weights: Tensor) -> "Softmax":
+    def _with_sample_weights(self, weights: Tensor) -> "Softmax":
         return replace(self, weights=self.weights * weights.to(self.weights))
 
     def double(self) -> "Softmax":
@@ -310,11 +318,12 @@ class Softmax(OutputHessian):
         """
         if m is not None:
             return super().matrices(m)
-        products = (self.p * self.weights.neg()[:, None])[:, None] * self.p[:, :, None]
-        # changes of this view of the diagonal change the products
-        diagonal = products.diagonal(dim1=1, dim2=2).zero_()
-        diagonal.copy_(products.sum(1).neg_())
-        return products.to(self.dtype)
+        weighted_p = self.p * self.weights.neg()[:, None]  # -w p
+        matrices = weighted_p[:, None] * self.p[:, :, None]  # -w p pᵀ, (b, c, c)
+        # changes of this view of the diagonal change the matrices
+        diagonal = matrices.diagonal(dim1=1, dim2=2).zero_()
+        diagonal.copy_(matrices.sum(1).neg_())
+        return matrices.to(self.dtype)
 
     def products(self, m: Map, u: Tensor) -> Tensor:
         """Return ``MᵀΛM u``, (b, o, q), for ``u`` (b, o, q) or (1, o, q), in O(b·c·q).
@@ -323,10 +332,11 @@ class Softmax(OutputHessian):
         ``p ∘ u - p pᵀu`` is a difference of large terms. To avoid this difference, the
         entry of the most probable class is first subtracted from ``u``.
         """
-        u = u if m is None else m.to(u) @ u
-        p = self.p.to(self.dtype).unsqueeze(2)
-        u = u - u.expand(len(p), -1, -1).take_along_dim(p.argmax(1, keepdim=True), 1)
-        curved = p * u  # in place from here on, to save memory
-        curved -= p * curved.sum(1, keepdim=True)
-        curved *= self.weights.to(p).reshape(-1, 1, 1)
-        return curved if m is None else m.to(u).T @ curved
+        u = u if m is None else m.to(u) @ u  # (b or 1, c, q)
+        p = self.p.to(self.dtype).unsqueeze(2)  # (b, c, 1)
+        most_probable = p.argmax(1, keepdim=True)
+        u = u - u.expand(len(p), -1, -1).take_along_dim(most_probable, 1)
+        product = p * u  # in place from here on, to save memory
+        product -= p * product.sum(1, keepdim=True)
+        product *= self.weights.to(p).reshape(-1, 1, 1)  # w (p ∘ u - p pᵀu)
+        return product if m is None else m.to(u).T @ product

@@ -308,31 +308,31 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
     relative: tuple[float, ...] | None = None
     has_noise = True
 
-    def _squares(self, f: Tensor) -> Tensor:
-        """Return ``r²``, (c,) or (1,)."""
+    def _relative_variances(self, f: Tensor) -> Tensor:
+        """Return ``r²``, the noise variances in units of ``σ²``: (c,) or (1,)."""
         return f.new_tensor([r**2 for r in self.relative or (1.0,)])
 
-    def _noises(self, noise: Noise) -> Array:
-        """Return the variances of the noise, (c,), (1,) or (n, c)."""
+    def _noise_variances(self, noise: Noise) -> Array:
+        """Return the noise variances ``σ² r²``: (c,), (1,) or, by sample, (n, c)."""
         return noise**2 * np.array(self.relative or (1.0,)) ** 2
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``Σ_k (f_k - y_k)² / (2 r_k²)`` per sample, (b,)."""
-        return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
+        return ((f - y) ** 2 / self._relative_variances(f)).sum(-1) / 2
 
     def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
         """Return ``(f - y)² / (2 r²)``, (b, c), or None for one output."""
         if f.shape[1] == 1:
             return None
-        return (f - y) ** 2 / self._squares(f) / 2
+        return (f - y) ** 2 / self._relative_variances(f) / 2
 
     def root_hessian(self, f: Tensor) -> Tensor:
         """Return ``1/r``."""
-        return self._squares(f).rsqrt().expand(f.shape)
+        return self._relative_variances(f).rsqrt().expand(f.shape)
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Draw normal values, (b, c)."""
-        return f + torch.special.ndtri(u).to(f) * self._squares(f).sqrt()
+        return f + torch.special.ndtri(u).to(f) * self._relative_variances(f).sqrt()
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
         """Return ``1/σ²``."""
@@ -349,29 +349,29 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return ``m`` and ``v + σ² r²``."""
-        return mean, var + self._noises(noise)
+        return mean, var + self._noise_variances(noise)
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``m`` and ``C + σ² r² I``."""
-        # cov is (n, n, t), between samples, and the noise of samples is independent
-        noises = self._noises(noise)[..., None, :]
-        return mean, cov + noises * np.eye(len(cov))[:, :, None]
+        noise_variances = self._noise_variances(noise)[..., None, :]
+        # cov is (n, n, t); the noise of samples is independent, hence on the diagonal
+        return mean, cov + noise_variances * np.eye(len(cov))[:, :, None]
 
     def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
-        std = np.sqrt(var + self._noises(noise))
+        std = np.sqrt(var + self._noise_variances(noise))
         return mean[..., None] + std[..., None] * norm.ppf(levels)
 
     def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Return the outputs plus normal noise."""
-        std = np.sqrt(self._noises(noise))[..., None]
+        std = np.sqrt(self._noise_variances(noise))[..., None]
         return f + std * generator.standard_normal(f.shape)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return ``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
-        total = var + noise**2 * self._squares(mean)
-        terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
-        return -terms.sum(-1) / 2
+        # the Gaussians of output and noise are convolved, so their variances add up
+        target_var = var + noise**2 * self._relative_variances(mean)  # (b, c)
+        return _normal_log_density(y, mean, target_var).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -536,15 +536,15 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         bounds the quantile of the mixture.
         """
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
-        variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
-        std = np.sqrt(v_mu[..., None, None] + variances)  # (n, t, 1, k)
+        noise_var = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
+        std = np.sqrt(v_mu[..., None, None] + noise_var)  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
-        reach = np.abs(norm.ppf(levels)) * std.max(-1)  # (n, t, q)
+        largest = np.abs(norm.ppf(levels)) * std.max(-1)  # (n, t, q), the bounds
 
-        def is_reached(y: Array) -> Array:  # whether P(Y - μ ≤ y) is at least the level
-            return norm.cdf(y[..., None] / std) @ WEIGHTS >= levels
+        def is_reached(gap: Array) -> Array:  # whether P(Y - μ ≤ gap) ≥ level
+            return norm.cdf(gap[..., None] / std) @ WEIGHTS >= levels
 
-        return mu[..., None] + first_where(is_reached, -reach, reach)
+        return mu[..., None] + first_where(is_reached, -largest, largest)
 
     def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Return drawn means plus noise with the drawn variances."""
@@ -552,16 +552,17 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mean + np.exp(log_variance / 2) * generator.standard_normal(mean.shape)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
-        """Return the log-density of the mixture over s, summed over columns, (b,).
+        """Return the predictive log-density, summed over columns, (b,).
 
-        The mixture has one normal distribution for each of k Gauss-Hermite nodes of s.
+        Given s, a target is normal with the variance ``v_μ + exp(s)``. The integral
+        over s, which is normal, is a weighted sum over k Gauss-Hermite nodes.
         """
         # means and variances (b, t, 1) of the outputs μ and s
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
-        z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
-        total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
-        terms = (y.unsqueeze(-1) - mu) ** 2 / total + total.log() + _LOG_2PI
-        return (w.log() - terms / 2).logsumexp(-1).sum(-1)
+        nodes, weights = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
+        noise_var = (s + v_s.clamp(min=0).sqrt() * nodes).exp()  # (b, t, k)
+        log_density = _normal_log_density(y.unsqueeze(-1), mu, v_mu + noise_var)
+        return (weights.log() + log_density).logsumexp(-1).sum(-1)
 
 
 class HeteroscedasticNLLLoss(nn.Module):
@@ -631,8 +632,17 @@ class HeteroscedasticNLLLoss(nn.Module):
         return losses.sum() if self.reduction == "sum" else losses.mean()
 
 
+def _normal_log_density(y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Return ``log N(y | mean, var)`` of each entry, in the broadcast shape."""
+    return -((y - mean) ** 2 / var + var.log() + _LOG_2PI) / 2
+
+
 def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
-    """Return the negative log-likelihood (b, t), given outputs ``f`` (b, 2·t)."""
+    """Return negative log-likelihoods of targets y, (b, t), given outputs (b, 2·t).
+
+    The first t outputs are means, and the others logarithms of variances. Unlike
+    `_normal_log_density`, the formula needs no division by a variance.
+    """
     mean, log_variance = f.chunk(2, -1)
     squares = (y - mean) ** 2
     return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
