@@ -33,7 +33,7 @@ from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.estimators.training.variational import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.variational.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.variational.elbo import KL_SCHEDULES, Elbo, sample_nll
 from sklaplace.variational.family import PosteriorFamily
 from sklaplace.variational.priors import PRIORS, WeightPrior
 
@@ -134,7 +134,7 @@ class BaseVariational(BaseSampling):
         nll, n_targets = 0.0, 0.0  # negative log-likelihood; targets times weights
         # losses (b, c, s), weights (b,), and the number of targets per sample
         for losses, w, n in outputs.losses_of(network.train):
-            nll += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
+            nll += float(w @ sample_nll(likelihood, losses, trainer.noise, n).mean(-1))
             n_targets += float(w.sum()) * n
         # the density of y is that of normalised targets, divided by their unit
         log_unit = math.log(self._targets.noise_unit)
@@ -185,7 +185,7 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
         mean = losses.mean((0, 2))
         # a loss is half the sum of squares of n_targets / c residuals
         sigma = (2 * mean * len(mean) / n_targets).clamp(min=tiny).sqrt()
-    nll = nats(likelihood, losses, sigma, n_targets)
+    nll = sample_nll(likelihood, losses, sigma, n_targets)
     # minus the log of the mean likelihood over the s draws
     averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
     return np.asarray(averaged.cpu().numpy())

@@ -380,8 +380,9 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a random variable ``z`` for each weight.
 
-    Subclasses define the distribution of ``z``. `_start_shape` initialises the
-    parameters of this distribution, with the sizes in ``options``.
+    Subclasses define the distribution of ``z`` by four methods. `_init_z` creates the
+    parameters of this distribution, with the sizes in ``options``. `_transform_z`,
+    `_log_prob_z` and `_moments` correspond to the public methods for ``w``.
     """
 
     def __init__(
@@ -391,14 +392,17 @@ class LocationScale(WeightPosterior):
         for name, value in options.items():  # raise an error for invalid sizes
             self.checks[name](name, value)
         self.location = nn.Parameter(location.detach().clone())
-        self._start_shape(self.location.detach(), **options)
+        self._init_z(self.location.detach(), **options)
         with torch.no_grad():
-            # the standard deviation of w is σ times the standard deviation of z
+            # the standard deviation of w is σ times that of z, and should be ``scale``
             sigma = scale / self._moments()[1] ** 0.5
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
-    def _start_shape(self, like: Tensor, **options: int) -> None:
-        """Initialise ``z``'s parameters with the dtype and device of ``like`` (P,)."""
+    def _init_z(self, like: Tensor, **options: int) -> None:
+        """Create the parameters of ``z``, by default none.
+
+        They have the dtype and device of ``like`` (P,).
+        """
 
     @property
     def scale(self) -> Tensor:
@@ -420,7 +424,7 @@ class LocationScale(WeightPosterior):
 
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights ``g(ε)`` and log densities, (s, P) each, from noise (s, P)."""
-        z, log_p = self._standard(noise)
+        z, log_p = self._transform_z(noise)
         scale = self.scale
         return torch.addcmul(self.location, scale, z), log_p - scale.log()
 
@@ -430,7 +434,7 @@ class LocationScale(WeightPosterior):
         Log densities outside the support are −inf.
         """
         scale = self.scale
-        return self._standard_log_prob((w - self.location) / scale) - scale.log()
+        return self._log_prob_z((w - self.location) / scale) - scale.log()
 
     def mean(self) -> Tensor:
         """Return the means, (P,)."""
@@ -441,11 +445,11 @@ class LocationScale(WeightPosterior):
         return self.scale.square() * self._moments()[1]
 
     @abstractmethod
-    def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _transform_z(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return draws of ``z`` and log densities, (s, P) each, from noise (s, P)."""
 
     @abstractmethod
-    def _standard_log_prob(self, z: Tensor) -> Tensor:
+    def _log_prob_z(self, z: Tensor) -> Tensor:
         """Return the log density of ``z`` (..., P), in nats."""
 
     @abstractmethod

@@ -106,7 +106,7 @@ class Density(LocationScale):
         sizes = {"n_units": n_units, "n_layers": n_layers, "n_nodes": n_nodes}
         super().__init__(location, scale, bound, **sizes)
 
-    def _start_shape(self, like: Tensor, **sizes: int) -> None:
+    def _init_z(self, like: Tensor, **sizes: int) -> None:
         """Create the parameters of a density that is normal at first.
 
         ``like`` (P,) determines the dtype and device. ``sizes`` has the three options
@@ -134,7 +134,7 @@ class Density(LocationScale):
         # the draw for uniform noise of 1/2, without its log density
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
-    def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _transform_z(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return draws of ``z`` and log densities, (s, P) each, from uniform noise.
 
         A draw is the point at which the distribution function equals the noise. First,
@@ -148,18 +148,20 @@ class Density(LocationScale):
         index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # (s, P)
         # densities at the nodes on both sides, (s, P) each
         left, right = p.gather(0, index), p.gather(0, index + 1)
-        # excess = left τ + slope τ²/2 at distance τ from the left node
+        # the density at distance τ from the left node is left + slope τ, and the
+        # probability in between is excess = left τ + slope τ²/2
         excess = (noise - F.gather(0, index)).clamp(min=0)
         slope = (right - left) / self._step
-        # The squared density at the draw. Rounding can reduce it below the floor, which
-        # is divided by an integral of at most 2 EDGE, because the largest p is one.
-        square = left.square() + 2 * slope * excess
-        density = square.clamp(min=(_FLOOR / (2 * EDGE)) ** 2).sqrt()
-        # this form of the solution also holds for a slope of zero
+        # Squaring the density gives left² + 2 slope excess. Rounding can reduce it
+        # below the floor of p, which is `_FLOOR` divided by an integral of at most
+        # 2 EDGE, because the largest p is one before the division.
+        squared_density = left.square() + 2 * slope * excess
+        density = squared_density.clamp(min=(_FLOOR / (2 * EDGE)) ** 2).sqrt()
+        # this form of the solution τ also holds for a slope of zero
         distance = (2 * excess / (left + density)).clamp(max=self._step)
         return self.nodes[index, 0] + distance, density.log()
 
-    def _standard_log_prob(self, z: Tensor) -> Tensor:
+    def _log_prob_z(self, z: Tensor) -> Tensor:
         """Return log densities of ``z`` (..., P), in nats; −inf outside the support."""
         p, inside = self._density_at_nodes(), z.abs() <= EDGE
         # p is a sum of hat functions around the nodes, (..., P, G)

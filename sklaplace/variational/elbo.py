@@ -125,8 +125,8 @@ class Elbo:
         scale = initial_scales(values).to(location)
         return StochasticModule(base, layout, self.family.start(location, scale))
 
-    def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
-        """Define how outputs are interpreted, before the first step.
+    def set_output_spec(self, module: StochasticModule, spec: OutputSpec) -> None:
+        """Define how outputs are interpreted; called once, before the first step.
 
         ``spec`` has the likelihood. If the network returns probabilities, ``spec`` also
         has the name of the submodule whose outputs are the logits.
@@ -144,7 +144,7 @@ class Elbo:
         """
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
-        # positive, so that the logarithm and the quotients in `nats` are finite
+        # positive, so that the logarithm and the quotients in `sample_nll` are finite
         return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
     def loss(
@@ -173,7 +173,8 @@ class Elbo:
             mean_losses = weights @ losses.detach() / weights.sum()  # (c,)
             # the loss of a column is half the sum of n_targets / c squared residuals
             self._update_noise(net, 2 * mean_losses * len(mean_losses) / n_targets)
-        nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
+        nlls = sample_nll(likelihood, losses, self.noise(module), n_targets)
+        nll = (weights * nlls).mean()
         if not training:
             return nll
         # `drawn` has the weights of this pass and their log densities
@@ -184,26 +185,31 @@ class Elbo:
         self._total_weight = self.n_samples * mean_weight(net)
         return nll + (factor * self.kl_weight / self._total_weight) * kl
 
-    def _update_noise(self, net: NeuralNet, variance: Tensor) -> None:
-        """Update the noise variances from the mean squared residuals of a batch, (c,).
+    def _update_noise(self, net: NeuralNet, mean_squares: Tensor) -> None:
+        """Update the noise variances, given mean squared residuals of a batch, (c,).
+
+        The estimate is the buffer ``noise_variance`` of the module. Without held-out
+        samples, it is the running mean of the residuals. Otherwise, it is measured on
+        the held-out samples about once per epoch.
 
         Estimates from held-out samples have a lower limit. If the targets are constant,
         the variance is near zero before the first step. Without the limit, the first
         gradients would be huge, and Adam's second moments would retain them.
         """
-        estimate, self._n_updates = net.module_.noise_variance, self._n_updates + 1
-        # The buffer is updated in place. Its number of columns is known only from the
-        # first batch.
-        if estimate.shape != variance.shape:
-            net.module_.noise_variance = estimate = torch.zeros_like(variance.double())
+        mean_squares = mean_squares.double()
+        self._n_updates += 1
+        estimate = net.module_.noise_variance  # updated in place
+        # the number of columns is known only from the first batch
+        if estimate.shape != mean_squares.shape:
+            net.module_.noise_variance = estimate = torch.zeros_like(mean_squares)
         if self.held_out is None:
             # at first the mean of all steps, and later an exponential mean over at
             # least one epoch
             n_averaged = min(self._n_updates, max(NOISE_STEPS, self.n_batches))
-            estimate.lerp_(variance.double(), 1 / n_averaged)
+            estimate.lerp_(mean_squares, 1 / n_averaged)
         # a pass over held-out samples is costly, so most steps keep the estimate
         elif (self._n_updates - 1) % max(HELD_OUT_STEPS, self.n_batches) == 0:
-            least = LEAST_VARIANCE * variance.double()
+            least = LEAST_VARIANCE * mean_squares
             estimate.copy_(torch.maximum(self._held_out_variance(net), least))
 
     @torch.no_grad()
@@ -211,7 +217,7 @@ class Elbo:
         """Return held-out mean squared residuals (c,) at the medians of the weights."""
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
-        sums, n_targets = torch.zeros_like(module.noise_variance), 0.0
+        loss_sums, n_targets = torch.zeros_like(module.noise_variance), 0.0
         # `frozen` enters evaluation mode, in which the weights are the medians.
         # Gradients are enabled for networks that use gradients internally.
         with Forward(module, module).frozen(), torch.enable_grad():
@@ -219,11 +225,11 @@ class Elbo:
                 f = as_columns(module.outputs(net.infer(x))).detach().double()
                 losses = losses_by_output(likelihood, f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
-                sums += weights @ losses
+                loss_sums += weights @ losses
                 n_targets += float(weights.sum()) * likelihood.n_targets(f.shape[1])
         # A loss is half a sum of squared residuals. ``n_targets`` is the weighted
         # number of targets of all c columns, and each column has 1/c of them.
-        return 2 * sums * len(sums) / n_targets
+        return 2 * loss_sums * len(loss_sums) / n_targets
 
     def summary(self) -> dict[str, float]:
         """Return the past epoch's means of the terms, in nats, and forget the terms.
@@ -242,17 +248,18 @@ class Elbo:
         return {"kl": mean_kl, "elbo": -mean_nll * self._total_weight - mean_kl}
 
 
-def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
-    """Return negative log-likelihoods (b, ...) of samples with n targets.
+def sample_nll(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
+    """Return the negative log-likelihood of each sample in nats, (b, ...).
 
-    ``losses`` (b, c, ...) is the result of `losses_by_output`, and ``sigma`` contains
-    one noise level, or one per column. For Gaussian noise, the result is ``loss / σ²``
-    plus ``log σ + log √(2π)`` for each target.
+    ``losses`` (b, c, ...) is the result of `losses_by_output`, ``sigma`` has one noise
+    level or one per column, and n is the number of targets of a sample. For Gaussian
+    noise, the result is ``loss / σ²`` plus ``log σ + log √(2π)`` for each target.
     """
-    s = sigma.to(losses)  # () or (c,)
-    scale = likelihood.scale(s).reshape(-1, *[1] * (losses.ndim - 2))
+    sigma = sigma.to(losses)  # () or (c,)
+    # one factor per column, to broadcast against (b, c, ...)
+    scale = likelihood.scale(sigma).reshape(-1, *[1] * (losses.ndim - 2))
     # all columns have the same number of targets, so the mean over columns suffices
-    return (scale * losses).sum(1) + n * likelihood.log_normalizer(s).mean()
+    return (scale * losses).sum(1) + n * likelihood.log_normalizer(sigma).mean()
 
 
 class _ElboTraining:

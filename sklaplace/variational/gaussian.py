@@ -74,10 +74,10 @@ class MeanFieldGaussian(LocationScale):
         entropy = scale.log() + (LOG_ROOT_TWO_PI + 0.5)
         return entropy, self.location.square() + scale.square()
 
-    def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        return noise, self._standard_log_prob(noise)
+    def _transform_z(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return noise, self._log_prob_z(noise)
 
-    def _standard_log_prob(self, z: Tensor) -> Tensor:
+    def _log_prob_z(self, z: Tensor) -> Tensor:
         return z.square() * -0.5 - LOG_ROOT_TWO_PI
 
     def _moments(self) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from sklaplace.variational.base import WeightPosterior
 # Parameters are clamped to these magnitudes to avoid overflow in float32.
 _LARGEST_LOG_A, _LARGEST_LOGIT = 20.0, 80.0
 # Logarithms of b above which series replace the gamma and digamma functions. At b = 20,
-# the series in `_tail` is precise, and at b = e³², ψ(1 + b) rounds to log b.
+# `_stirling_error` is precise, and at b = e³², ψ(1 + b) rounds to log b.
 _STIRLING, _LOGARITHM = math.log(20), 32.0
 
 
@@ -128,14 +128,15 @@ class Kumaraswamy(WeightPosterior):
         The numerator ``z`` is computed as ``z + log b``, because ``b`` can overflow.
         """
         log_a, log_b = self._shape(noise.dtype)
-        noise = (-torch.log1p(-noise)).clamp(min=torch.finfo(noise.dtype).tiny)  # E
+        E = (-torch.log1p(-noise)).clamp(min=torch.finfo(noise.dtype).tiny)
         # a smaller y is lost in 1 + y, and its reciprocal overflows in the gradient
-        y = (noise * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
-        z_plus_log_b = noise.log() + (-(-y).expm1() / y).log()
+        y = (E * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
+        # z + log b, from z = log(1 − e^{−y}) and log b = log E − log y
+        z_plus_log_b = E.log() + (-(-y).expm1() / y).log()
         log_x = ((z_plus_log_b - log_b) / log_a.exp()).clamp(max=0)
         # log a + log b + (1 − 1/a) z − (1 − 1/b) E − log(2 · bound), where z/a is log x
         # and E/b is y
-        log_q = z_plus_log_b - log_x - noise + y + log_a - math.log(2 * self.bound)
+        log_q = z_plus_log_b - log_x - E + y + log_a - math.log(2 * self.bound)
         return self.bound * (2 * log_x.exp() - 1), log_q
 
     def log_prob(self, w: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ class Kumaraswamy(WeightPosterior):
         # log 0 would have a gradient of nan, even though it is masked
         log_x = torch.where(inside, x, 0.5).log()
         z = log_a.exp() * log_x
-        log_y = _log_decay(z)  # y = −log(1 − x^a), and b y = E in `transform`
+        log_y = _cloglog_exp(z)  # y = −log(1 − x^a), and b y = E in `transform`
         # log a + log b + (a − 1) log x + (b − 1) log(1 − x^a), where log(1 − x^a) is −y
         log_q = z - log_x - (log_y + log_b).exp() + log_y.exp() + log_a + log_b
         return (log_q - math.log(2 * self.bound)).masked_fill(~inside, -math.inf)
@@ -183,11 +184,12 @@ class Kumaraswamy(WeightPosterior):
         """Return ``log a`` and ``log b``, (P,) each, clamped.
 
         The median ``m`` of ``x`` determines ``b``, because ``(1 − m^a)^b = 1/2``.
-        Therefore, ``log b = log log 2 − L(a log m)``, where `_log_decay` returns ``L``.
+        Therefore, ``log b = log log 2 − L(a log m)``, where `_cloglog_exp` returns
+        ``L``.
         """
         log_a = self.log_a.to(dtype).clamp(-_LARGEST_LOG_A, _LARGEST_LOG_A)
         logit = self.logit_median.to(dtype).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
-        log_b = math.log(math.log(2)) - _log_decay(log_a.exp() * logsigmoid(logit))
+        log_b = math.log(math.log(2)) - _cloglog_exp(log_a.exp() * logsigmoid(logit))
         return log_a, log_b
 
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -197,16 +199,20 @@ class Kumaraswamy(WeightPosterior):
         a small relative error.
         """
         log_a, log_b = self._shape(torch.float64)
-        d = (-log_a).exp()
+        d = (-log_a).exp()  # 1/a
         # log E[x] and log E[x²]
-        first, second = (torch.lgamma(1 + d * n) + _ratio(log_b, d * n) for n in (1, 2))
+        first, second = (
+            torch.lgamma(1 + n * d) + _log_gamma_ratio(log_b, n * d) for n in (1, 2)
+        )
         # E[x²] − E[x]², without the cancellation of this difference
         variance = (2 * first).exp() * (second - 2 * first).expm1().clamp(min=0)
         return self.bound * (2 * first.exp() - 1), 4 * self.bound**2 * variance
 
 
-def _log_decay(t: Tensor) -> Tensor:
+def _cloglog_exp(t: Tensor) -> Tensor:
     """Return ``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision.
+
+    This is the complementary log-log function of a probability ``e^t``.
 
     One formula is precise for ``t`` near zero, and the other far below zero. Both are
     precise where ``e^t`` is 1/2, so the code switches there.
@@ -219,20 +225,24 @@ def _log_decay(t: Tensor) -> Tensor:
     return torch.where(t > -math.log(2), near, far)
 
 
-def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
-    """Return ``log(Γ(1 + b) / Γ(1 + b + d))``, even if ``b`` overflows."""
+def _log_gamma_ratio(log_b: Tensor, d: Tensor) -> Tensor:
+    """Return ``log(Γ(1 + b) / Γ(1 + b + d))``, even if ``b`` overflows.
+
+    Small ``b`` are inserted into the formula. For large ``b``, Stirling's series of
+    both terms are subtracted, so that terms as large as ``b log b`` cancel exactly.
+    """
     b = log_b.clamp(max=_STIRLING).exp()
     direct = torch.lgamma(1 + b) - torch.lgamma(1 + b + d)
-    # Stirling's series in x = 1 + b, in which terms as large as x log x cancel
+    # x is 1 + b; log Γ(x) is (x − 1/2) log x − x + log √(2π) plus a small remainder
     log_x = torch.logaddexp(log_b, torch.zeros_like(log_b))
     x = log_x.clamp(max=600).exp()  # without overflow
     # (x + d − 1/2) (log(x + d) − log x)
     growth = (x + d - 0.5) * torch.log1p(d / x)
-    series = d - d * log_x - growth + _tail(x) - _tail(x + d)
+    series = d - d * log_x - growth + _stirling_error(x) - _stirling_error(x + d)
     return torch.where(log_b < _STIRLING, direct, series)
 
 
-def _tail(x: Tensor) -> Tensor:
+def _stirling_error(x: Tensor) -> Tensor:
     """Return ``log Γ(x)`` minus the leading terms of Stirling's series.
 
     The leading terms are ``(x − 1/2) log x − x + log √(2π)``. The code has the next

@@ -62,9 +62,10 @@ def initial_scales(values: Sequence[Tensor]) -> Tensor:
     also zero.
     """
     flat = [value.reshape(-1) for value in values]
-    overall = _root_mean_square(torch.cat(flat)) or 1.0
-    magnitudes = ((x, _root_mean_square(x) or overall) for x in flat)
-    return torch.cat([torch.full_like(x, INITIAL_FRACTION * r) for x, r in magnitudes])
+    of_all_weights = _root_mean_square(torch.cat(flat)) or 1.0
+    # one number per tensor
+    scales = [INITIAL_FRACTION * (_root_mean_square(x) or of_all_weights) for x in flat]
+    return torch.cat([torch.full_like(x, s) for x, s in zip(flat, scales, strict=True)])
 
 
 def _root_mean_square(x: Tensor) -> float:

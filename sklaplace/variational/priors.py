@@ -259,11 +259,15 @@ class UniformPrior(WeightPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log density of each weight in nats, or −inf beyond the bound."""
-        # a weight that rounds to the bound is within the support
+        # `expected_log_prob` returns the constant density, whatever its argument; a
+        # weight that rounds to the bound is within the support
         return self.expected_log_prob(w).masked_fill(w.abs() > self.bound, -math.inf)
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor:
-        """Return ``E[log p(w)]`` of weights within the bound, (P,), in nats."""
+        """Return ``E[log p(w)]`` of weights within the bound, (P,), in nats.
+
+        It is the constant ``−log(2 · bound)``, whatever the second moments.
+        """
         return torch.full_like(second_moment, -math.log(2 * self.bound))
 
 

@@ -97,7 +97,7 @@ class Quantile(LocationScale):
     ) -> None:
         super().__init__(location, scale, bound, n_units=n_units, n_layers=n_layers)
 
-    def _start_shape(self, like: Tensor, **sizes: int) -> None:
+    def _init_z(self, like: Tensor, **sizes: int) -> None:
         """Create the parameters of a function ``h`` that is nearly linear at first.
 
         ``like`` (P,) determines the dtype and device. ``sizes`` has the options
@@ -116,11 +116,12 @@ class Quantile(LocationScale):
         """Return the medians, (P,)."""
         return self.location + self.scale * self._h(torch.zeros_like(self.location))[0]
 
-    def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _transform_z(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z = h(ε)`` and its log density ``log N(ε) − log h'(ε)``."""
         z, slope = self._h(noise)
         return z, noise.square() * -0.5 - LOG_ROOT_TWO_PI - slope.log()
 
-    def _standard_log_prob(self, z: Tensor) -> Tensor:
+    def _log_prob_z(self, z: Tensor) -> Tensor:
         """Return the log density of ``z`` (..., P), in nats, by bisection.
 
         The bisection takes up to 60 steps. The result is as precise as ``z`` and is
@@ -135,10 +136,10 @@ class Quantile(LocationScale):
             for _ in range(int(-math.log2(torch.finfo(z.dtype).eps)) + 8):
                 low = (low + width).where(self._h(low + width)[0] <= z, low)
                 width = width / 2
-        # One step of Newton's method makes the solution differentiable. The log density
-        # is the second result of `_standard`.
+        # one step of Newton's method makes the solution of h(e) = z differentiable
         h, slope = self._h(low)
-        return self._standard(low - (h - z) / slope.detach())[1]
+        e = low - (h - z) / slope.detach()
+        return self._transform_z(e)[1]  # the log density of h(e)
 
     def _h(self, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``h(e)`` and ``h'(e)`` for ``e`` (..., P)."""

@@ -88,7 +88,7 @@ class VariationalTrainer(Trainer):
         require_draws(self.n_samples, net.module_.layout.n_parameters)
         if self.validation_fraction is not None:
             self.elbo.held_out = held_out
-        self.elbo.begin(net.module_, spec)
+        self.elbo.set_output_spec(net.module_, spec)
 
 
 def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
