@@ -160,7 +160,7 @@ class Part:
         Scaled inputs of the network.
     y : Tensor of shape (b, ...)
         Targets.
-    size : float
+    relative_size : float
         Number of samples, relative to the mean over parts. The loss is a mean over
         samples, so that this factor makes steps unbiased.
     """
@@ -168,17 +168,18 @@ class Part:
     rows: Tensor | slice
     z: Tensor
     y: Tensor
-    size: float
+    relative_size: float
 
 
-def numbers_of_parts(X: NDArray[Any], part_size: int) -> NDArray[np.integer]:
-    """Return the number of each sample's part, (n,).
+def part_indices(X: NDArray[Any], part_size: int) -> NDArray[np.integer]:
+    """Return the index of each sample's part, (n,), counted from zero.
 
     Parts have at most ``part_size`` distinct inputs. Samples with the same inputs share
     a part. Neither the order of samples nor units matter: distinct inputs are sorted,
-    and dealt out in turn.
+    and dealt out to the parts in turn.
     """
     rows = X.reshape(len(X), -1)
+    # the rank of each sample's inputs among the sorted distinct inputs
     distinct, rank = np.unique(rows, axis=0, return_inverse=True)
     return rank % math.ceil(len(distinct) / part_size)
 
@@ -225,23 +226,26 @@ class PenalisedNet(NeuralNet):
         self.module_.train()
         with weights_of_rows(self, part.rows):
             y_pred = self.infer({"z": part.z})
-            loss = part.size * self.get_loss(y_pred, part.y, training=True)
+            loss = part.relative_size * self.get_loss(y_pred, part.y, training=True)
         loss.backward()
         return {"loss": loss, "y_pred": y_pred}
 
     def _parts(self, batch: Any) -> list[Part]:
-        """Return the parts of a batch, whose scaled inputs are computed only once."""
+        """Split a batch into parts, one for each step of the optimizer.
+
+        Scaled inputs do not depend on weights, so they are computed only once.
+        """
         X, y = unpack_data(batch)
         with torch.no_grad():
             z = self.module_.scaled_inputs(to_tensor(X, device=self.device))
         if self.part_size is None:
             return [Part(slice(None), z, y, 1.0)]
-        number = numbers_of_parts(X.numpy(), self.part_size)
-        n_parts = number.max() + 1
-        all_rows = [
-            torch.from_numpy(np.flatnonzero(number == k)) for k in range(n_parts)
+        part = part_indices(X.numpy(), self.part_size)
+        n_parts = part.max() + 1
+        rows_of_parts = [
+            torch.from_numpy(np.flatnonzero(part == k)) for k in range(n_parts)
         ]
-        return [Part(r, z[r], y[r], n_parts * len(r) / len(y)) for r in all_rows]
+        return [Part(r, z[r], y[r], n_parts * len(r) / len(y)) for r in rows_of_parts]
 
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
@@ -357,7 +361,7 @@ def penalised_classifier(
     PenalisedClassifier
         Net whose ``fit`` initialises and trains the network.
     """
-    _, weight, noise, settings = _prepared(data, size)
+    _, weight, noise, settings = _targets_and_settings(data, size)
     # The module docstring has a sum over samples plus lambda / 2 times the squared
     # norm. The criterion is a mean, so lambda / 2 is divided by the weights' sum, too.
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
@@ -369,7 +373,7 @@ def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
 
     Like `default_classifier`, but with `torch.nn.MSELoss` and targets in any units.
     """
-    Y, weight, noise, settings = _prepared(data, size)
+    Y, weight, noise, settings = _targets_and_settings(data, size)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
@@ -417,14 +421,14 @@ def require_array(X: object) -> np.ndarray:
     )
 
 
-def _prepared(
+def _targets_and_settings(
     data: TrainingData, size: Size
 ) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
     """Return targets (n, c), weights (n,), the noise and parameters of the skorch net.
 
-    The targets and weights are those of the samples with nonzero weight. The noise is
-    described in the module docstring. The parameters determine the standardisation, the
-    size of the network, and its training.
+    Samples with zero weight are left out of the targets and weights. The noise is a
+    fraction of the target variance; see the module docstring. The parameters determine
+    the standardisation, the size of the network, and its training.
     """
     X, Y, weight = require_array(data.X), data.y, data.sample_weight
     if X.ndim != 2:
@@ -434,11 +438,10 @@ def _prepared(
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
-    # each column is an input, in addition to its pieces
-    # so that inputs and pieces together are at most MAX_INPUTS
+    # the inputs of the network are the columns and their pieces, at most MAX_INPUTS
     n_pieces = min(size.n_pieces, MAX_INPUTS // X.shape[1] - 1)
     center, scale = center_and_scale(X, weight)
-    # a single interval per column means no pieces
+    # at most one piece per column means no pieces
     pieces = piecewise_linear((X - center) / scale, weight, max(n_pieces, 1))
     module: dict[str, Any] = {"center": center, "scale": scale, "pieces": pieces}
     module["hidden_units"] = size.hidden_units
@@ -480,7 +483,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     # knots are weighted quantiles; numpy accepts weights only with this method
     rule: Any = {"weights": weight, "method": "inverted_cdf"}
     knots = [np.unique(np.quantile(z, levels, **rule)) for z in Z.T]
-    # index of the column, start and length, for each interval of a column
+    # index of the column, start and length, for each interval between two knots
     spans_by_column = [
         np.column_stack([np.full(len(k) - 1, index), k[:-1], np.diff(k)])
         for index, k in enumerate(knots)
@@ -530,7 +533,7 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
         network = TabularNetwork(**module, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
     features = features - np.average(features, axis=0, weights=weight)
-    # with these factors, plain sums of squares and products are weighted
+    # with these factors, sums of squares and products over samples are weighted
     root_weight = np.sqrt(weight)[:, None]
     eigenvalues, projections = _spectrum(root_weight * features, root_weight * Y)
     sum_of_squares = weight @ Y**2  # (c,)
@@ -541,10 +544,11 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
 
 
 def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
-    """Return eigenvalues of F'F, and squares of Q'F'Y for its eigenvectors Q.
+    """Return what the evidence of a linear model depends on, for features F (n, p).
 
-    F are the features (n, p), and Y the targets (n, c). Of F'F and FF', the smaller
-    matrix is decomposed. Both have the same nonzero eigenvalues.
+    These are the eigenvalues of F'F, (k,), and the squares of Q'F'Y, (k, c), for its
+    eigenvectors Q and the targets Y (n, c). Of F'F and FF', the smaller matrix is
+    decomposed, k = min(n, p). Both have the same nonzero eigenvalues.
     """
     if len(features) > features.shape[1]:
         eigenvalues, vectors = np.linalg.eigh(features.T @ features)

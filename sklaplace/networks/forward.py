@@ -47,39 +47,44 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def agreeing(
+def logits_match(
     logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
 ) -> Tensor:
-    """Return whether each sample's probabilities (b, ...) match its logits, (b,).
+    """Return whether the logits of each sample imply its probabilities, (b,).
 
-    ``raw`` contains probabilities or their logarithms. The relative ``tolerance`` of
-    log-probabilities is at least a few rounding errors. The comparison ignores
-    probabilities close to zero.
+    Both tensors are (b, ...), and ``raw`` contains probabilities or their logarithms.
+    With ``is_binary``, a sigmoid maps logits to probabilities, and otherwise a softmax.
+    The relative ``tolerance`` of log-probabilities is at least a few rounding errors.
+    The comparison ignores probabilities close to zero.
     """
     # a few rounding errors; in float32 more, because a softmax sums over many classes
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
-    log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
-    raw = torch.where((raw < 0).any(), raw.exp(), raw)  # only logarithms are negative
+    implied = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
+    proba = torch.where((raw < 0).any(), raw.exp(), raw)  # only logarithms are negative
     # Near the smallest normal number, digits are lost, hence a limit a million times as
     # large. In float16 this would exceed one, so the limit is 0.01.
-    has_digits = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
+    has_digits = proba > min(torch.finfo(proba.dtype).tiny * 1e6, 0.01)
     # relative errors of large logarithms, absolute errors of those close to zero
-    is_near = (log - raw.log()).abs() <= tolerance * (1 + log.abs())
-    return (is_near | ~has_digits).reshape(len(raw), -1).all(1)
+    is_near = (implied - proba.log()).abs() <= tolerance * (1 + implied.abs())
+    return (is_near | ~has_digits).reshape(len(proba), -1).all(1)
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return logits (b, ...) for probabilities ``raw``, given the outputs of a layer.
+    """Return logits (b, ...) for the probabilities ``raw`` of a network.
 
-    If the layer was not called exactly once, or if the probabilities of a sample
-    disagree with its output, the logits come from ``probability_map`` instead.
+    ``calls`` has the output of each call of the layer that should return the logits. If
+    the layer was not called exactly once, or if its output for a sample does not imply
+    the sample's probabilities, ``probability_map`` computes the logits instead. They
+    then have fewer digits.
     """
     fallback = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
         return fallback
     logits = calls[0].reshape(raw.shape)
-    agree = agreeing(logits, raw, probability_map == "logit")  # (b,)
-    return torch.where(agree.reshape(-1, *[1] * (raw.ndim - 1)), logits, fallback)
+    is_match = logits_match(logits, raw, is_binary=probability_map == "logit")  # (b,)
+    # with further axes of length one, to broadcast against (b, ...)
+    is_match = is_match.reshape(-1, *[1] * (raw.ndim - 1))
+    return torch.where(is_match, logits, fallback)
 
 
 class Forward(nn.Module):
@@ -275,11 +280,12 @@ def with_attributes(net: NeuralNet, **attributes: object) -> NeuralNet:
     return bare
 
 
-def accepted(forward: Forward, x: object) -> object:
-    """Apply a network; a network in bfloat16 that refuses ``x`` casts its inputs.
+def apply_in_own_dtype(forward: Forward, x: object) -> object:
+    """Apply a network to a batch, cast to bfloat16 if the network needs it.
 
-    Batches have float32 inputs, because numpy has no bfloat16. The module keeps the
-    hook that casts its inputs, also in copies and files.
+    Batches have float32 inputs, because numpy has no bfloat16. If a network in bfloat16
+    refuses ``x``, its module gets a hook that casts inputs. The module keeps the hook,
+    also in copies and files.
     """
     try:
         return forward.returned(x)

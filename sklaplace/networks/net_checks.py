@@ -149,8 +149,9 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
                 f"{tuple(raw.shape)} of a few samples: {error}. Correct the function, "
                 "or use predict_nonlinearity='auto'."
             ) from error
-        allowed = [auto._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
-    if not any(_are_equal(predicted, expected) for expected in allowed):
+        by_skorch = auto._get_predict_nonlinearity()(raw)
+        allowed = [by_skorch, _implied_predictions(raw, likelihood)]
+    if not any(_are_equal_predictions(predicted, expected) for expected in allowed):
         raise ValueError(
             "predict_nonlinearity of the net contradicts "
             f"criterion={type(net.criterion_).__name__}, which determines predictions "
@@ -159,8 +160,11 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
         )
 
 
-def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return class probabilities or target means, given outputs without uncertainty."""
+def _implied_predictions(raw: Tensor, likelihood: Likelihood) -> Tensor:
+    """Return the class probabilities or target means that raw outputs stand for.
+
+    They are the predictions of the likelihood for outputs (b, c) without uncertainty.
+    """
     if isinstance(likelihood, ClassificationLikelihood):
         return likelihood.probabilities(raw)
     f = raw.double().numpy(force=True)
@@ -169,12 +173,16 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
     return torch.as_tensor(means).to(raw)
 
 
-def _are_equal(predicted: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; the first of two classes may be missing."""
+def _are_equal_predictions(predicted: object, expected: Tensor) -> bool:
+    """Return whether a user's predictions are those expected, up to rounding errors.
+
+    For two classes, probabilities of the second class alone, (b,) or (b, 1), are equal
+    to the expected probabilities (b, 2).
+    """
     if not isinstance(predicted, Tensor) or not predicted.is_floating_point():
         return False
-    has_two = expected.ndim == 2 and expected.shape[1] == 2
-    if has_two and predicted.numel() == len(expected):
+    has_two_classes = expected.ndim == 2 and expected.shape[1] == 2
+    if has_two_classes and predicted.numel() == len(expected):
         predicted, expected = predicted.flatten(), expected[:, 1]
     # well above the rounding errors of float32, or those of a shorter dtype
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(predicted.dtype).eps)

@@ -28,10 +28,10 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.forward import (
     Forward,
-    accepted,
-    agreeing,
+    apply_in_own_dtype,
     as_columns,
     first_tensor,
+    logits_match,
     recorded_outputs,
     rounding,
     with_attributes,
@@ -185,10 +185,10 @@ def measure_outputs(
     """
     has_criterion = likelihood is None
     if likelihood is None:
-        likelihood, convention = _likelihood(net, allowed, adapted, other)
+        likelihood, convention = _criterion_likelihood(net, allowed, adapted, other)
     else:  # without a criterion, outputs are used as they are
         likelihood, convention = adapted(likelihood), ""
-    raw, calls_by_layer = _recorded(net, x)
+    raw, calls_by_layer = _recorded_layers(net, x)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
     _check_ignored(net, raw)
@@ -209,10 +209,9 @@ def measure_outputs(
         logit_layer = _logit_layer(net, x, not sums_to_one, tolerance)
         if logit_layer is None:  # only the probabilities are known
             output_map = "log" if sums_to_one else "logit"
-    # if, moreover, the supposed logits turn out to be probabilities
-    has_two_softmaxes = convention == "logits" and sums_to_one
+    expects_logits = convention == "logits" and sums_to_one
     sizes = {name: sum(map(_numel, calls)) for name, calls in calls_by_layer.items()}
-    c = raw[0].numel()
+    c = raw[0].numel()  # number of outputs per sample
     # without gradients, torch holds only the input and the output of one layer
     elements = 2 * max(sizes.values(), default=0) // len(raw) + OUTPUT_COPIES * c
     spec = OutputSpec(
@@ -221,7 +220,8 @@ def measure_outputs(
         logit_layer=logit_layer,
         n_outputs=c,
         row_bytes=elements * raw.element_size(),
-        has_two_softmaxes=has_two_softmaxes and _is_distribution(raw, True, tolerance),
+        # the supposed logits turn out to be probabilities
+        has_two_softmaxes=expects_logits and _is_distribution(raw, True, tolerance),
         output_shape=tuple(raw.shape[1:]),
     )
     return spec, raw, sizes
@@ -243,18 +243,20 @@ _NO_LOGARITHMS = (
 
 
 def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
-    """Return whether the loss of a net is linear in the logarithm of its outputs.
+    """Return whether a net's loss takes the logarithm of the module's outputs.
 
-    The alternative is a loss that is linear in the outputs. ``raw`` are outputs for a
-    batch ``x``, of which only the shape matters. Mixins for training are left out.
+    With `torch.nn.NLLLoss`, `skorch.NeuralNetClassifier` does, because it expects
+    probabilities. Other nets expect log-probabilities, so that their loss is linear in
+    the outputs. ``raw`` are outputs for a batch ``x``, of which only the shape matters.
 
     The loss is computed for outputs that all equal 1, 2 or 4. From 1 to 4, a linear
     loss changes three times as much as from 1 to 2, and a logarithm twice as much. If
     these losses cannot be compared, the net's class decides, as in skorch.
     """
-    # `training_run` keeps the user's class, without mixins, as _original; any valid
-    # classes serve as targets y
-    loss, y = getattr(net, "_original", type(net)).get_loss, raw.argmax(1)
+    # without mixins for training, which change the loss; `training_run` keeps the
+    # user's class as _original
+    loss = getattr(net, "_original", type(net)).get_loss
+    y = raw.argmax(1)  # any valid classes serve as targets
     constant_outputs = (torch.full_like(raw, value) for value in (1, 2, 4))
     try:
         one, two, four = (loss(net, outputs, y, X=x) for outputs in constant_outputs)
@@ -314,7 +316,7 @@ def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
         )
 
 
-def _likelihood(
+def _criterion_likelihood(
     net: NeuralNet,
     allowed: tuple[type, ...],
     adapted: Callable[[Likelihood], Likelihood],
@@ -322,14 +324,15 @@ def _likelihood(
 ) -> tuple[Likelihood, str]:
     """Return the likelihood of a net's criterion, and what the module should return.
 
-    The second value is "logits", "probabilities" or "mean". The likelihood is adapted
-    to the targets and has the options of the criterion. Unsupported criteria and
-    options raise an error. The parameters are described in `measure_outputs`.
+    The second value is the convention: "logits", "probabilities" or "mean". The
+    likelihood is adapted to the targets and has the options of the criterion.
+    Unsupported criteria and options raise an error. The parameters are described in
+    `measure_outputs`.
     """
     criterion = unwrapped(net.criterion_)
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
-        raise ValueError(_no_likelihood(criterion, likelihood, allowed, other))
+        raise ValueError(_unsupported_criterion(criterion, likelihood, allowed, other))
     if getattr(criterion, "reduction", "mean") == "none":
         raise ValueError("criterion__reduction='none' returns no loss. Use 'mean'.")
     likelihood = adapted(likelihood)
@@ -350,7 +353,7 @@ def _likelihood(
     return likelihood.configured(criterion), convention
 
 
-def _no_likelihood(
+def _unsupported_criterion(
     criterion: Any, likelihood: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
     """Return the error message for a criterion without a supported likelihood.
@@ -389,7 +392,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     """
     of_shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
     try:
-        outputs = first_tensor(accepted(as_forward(net), x))
+        outputs = first_tensor(apply_in_own_dtype(as_forward(net), x))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"The network cannot be applied to rows{of_shape}: "
@@ -436,16 +439,17 @@ def check_repeatable(net: NeuralNet, x: object) -> None:
         )
 
 
-def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
-    """Return `raw_outputs`, and the outputs of modules without children, by name.
+def _recorded_layers(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
+    """Return `raw_outputs` for a batch, and the outputs of all layers by name.
 
-    For each call of a module, the list has one tensor without values, because the
-    layer outputs of large networks would occupy gigabytes.
+    Layers are modules without children. Their outputs are lists with one tensor per
+    call. The tensors have shapes but no values, because the layer outputs of large
+    networks would occupy gigabytes.
     """
     module = as_forward(net).module
-    leaves = [name for name, m in module.named_modules() if not any(m.children())]
-    with recorded_outputs(module, leaves, _without_values) as recorded:
-        return raw_outputs(net, x), recorded
+    layers = [name for name, m in module.named_modules() if not any(m.children())]
+    with recorded_outputs(module, layers, _without_values) as calls_by_layer:
+        return raw_outputs(net, x), calls_by_layer
 
 
 def _without_values(out: object) -> object:
@@ -501,11 +505,12 @@ def _check_probabilities(
 
 def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
     """Return whether outputs lie in [0, 1] and, if required, sum to one."""
-    inside = bool(((raw >= 0) & (raw <= 1)).all())
-    # a sum of one passes where none is required
-    total = raw.sum(1) if sums_to_one else torch.ones(1)
-    ones = torch.ones_like(total)
-    return inside and bool(torch.allclose(total, ones, atol=tolerance))
+    if not ((raw >= 0) & (raw <= 1)).all():
+        return False
+    if not sums_to_one:
+        return True
+    total = raw.sum(1)
+    return torch.allclose(total, torch.ones_like(total), atol=tolerance)
 
 
 def _logit_layer(
@@ -524,7 +529,7 @@ def _logit_layer(
         # with more axes, linear layers have classes last, and the module has them first
         if len(calls) == 1 and calls[0].numel() == raw.numel() and raw.ndim <= 2:
             logits = calls[0].reshape(raw.shape)
-            if agreeing(logits, raw, is_binary, tolerance).all():
+            if logits_match(logits, raw, is_binary, tolerance).all():
                 return name
     return None
 
@@ -608,35 +613,45 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     """Raise ValueError if the number of outputs does not match the targets.
 
-    ``n_targets`` is the number of classes, labels or target columns. The message says
-    how to change the last layer, the criterion or the data.
+    ``raw`` has the module's outputs for a few samples, and ``n_targets`` is the number
+    of classes, labels or target columns. The message says how to change the last layer,
+    the criterion or the data.
     """
     shape = likelihood.output_shape(n_targets)
     _check_map(raw, shape)
     if len(shape) > 1:  # a map, whose whole shape was checked
         return
     width, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
-    # more than two classes need another criterion, whatever the width
     is_binary = isinstance(likelihood, Bernoulli)
+    # the single logit of a binary likelihood cannot describe more than two classes
     if width == needed and not (is_binary and n_targets > 2):
         return
-    nouns = likelihood.noun  # such as "class" or "label"
-    if n_targets != 1:
-        nouns += "es" if nouns == "class" else "s"
+    noun, plural = likelihood.noun, "es" if likelihood.noun == "class" else "s"
+    counted = f"{n_targets} {noun}{plural if n_targets != 1 else ''}"
+    raise ValueError(
+        f"The network returns {width} output{'s' if width != 1 else ''}, but y has "
+        f"{counted}. {_width_advice(likelihood, width, n_targets)}"
+    )
+
+
+def _width_advice(likelihood: Likelihood, width: int, n_targets: int) -> str:
+    """Return advice for a last layer whose width does not suit the targets.
+
+    Usually, the layer is wrong. However, classes can be missing from y, for instance
+    from a fold of cross-validation. More than two classes can need another criterion.
+    """
+    needed = likelihood.n_outputs(n_targets)
     advice = f"Set the size of its last layer to {needed}."
-    if is_binary and n_targets > 1:
-        advice = (
+    if isinstance(likelihood, Bernoulli) and n_targets > 1:
+        return (
             "For two classes, set the size of the last layer to 1. "
             "For more classes, use skorch.NeuralNetClassifier with "
             f"criterion=torch.nn.CrossEntropyLoss and a last layer of size {n_targets}."
         )
-    elif isinstance(likelihood, HeteroscedasticGaussian):
-        advice += f" For mean and variance, {MEAN_AND_VARIANCE}."
-    elif likelihood.noun == "class" and n_targets == 1:
-        advice = ONE_CLASS
-    elif likelihood.noun == "class" and width > needed:
-        advice = f"{LACKING} Otherwise, set the size of its last layer to {needed}."
-    raise ValueError(
-        f"The network returns {width} output{'s' if width != 1 else ''}, but y has "
-        f"{n_targets} {nouns}. {advice}"
-    )
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return f"{advice} For mean and variance, {MEAN_AND_VARIANCE}."
+    if likelihood.noun == "class" and n_targets == 1:
+        return ONE_CLASS
+    if likelihood.noun == "class" and width > needed:
+        return f"{LACKING} Otherwise, set the size of its last layer to {needed}."
+    return advice

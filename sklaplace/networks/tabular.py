@@ -154,7 +154,8 @@ class TabularNetwork(nn.Module):
         """Return logits, or predictions in units of the targets, (b, n_outputs).
 
         In training, the scaled inputs ``z`` are computed once, and passed instead of
-        ``X``. They are then multiplied by the head's weights without a copy.
+        ``X``. The head is then applied to the activations and to ``z`` separately,
+        which avoids a copy of ``z``.
         """
         if z is None:
             outputs: torch.Tensor = self.head(self.features(cast(torch.Tensor, X)))

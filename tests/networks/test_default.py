@@ -24,7 +24,7 @@ from sklaplace.networks.default import (
     Size,
     default_classifier,
     default_regressor,
-    numbers_of_parts,
+    part_indices,
     piecewise_linear,
     with_dropout,
     without_penalty,
@@ -163,8 +163,8 @@ class TestParts:
     def test_hold_every_row_once_whatever_the_order(self):
         rng = np.random.RandomState(0)
         X, order = rng.randn(700, 2).round(1), rng.permutation(700)
-        number = numbers_of_parts(X, 100)
-        np.testing.assert_array_equal(numbers_of_parts(X[order], 100), number[order])
+        number = part_indices(X, 100)
+        np.testing.assert_array_equal(part_indices(X[order], 100), number[order])
         n_distinct = len(np.unique(X, axis=0))
         assert len(np.unique(number)) == np.ceil(n_distinct / 100)
         assert np.ptp(np.bincount(number)) < 30
@@ -172,12 +172,12 @@ class TestParts:
     def test_equal_rows_share_a_part(self):
         X = np.repeat(np.arange(-25.0, 25), 4)[:, None]
         X[X == 0] = [0.0, -0.0, 0.0, -0.0]
-        number = numbers_of_parts(X, 5).reshape(50, 4)
+        number = part_indices(X, 5).reshape(50, 4)
         assert (number == number[:, :1]).all()
         np.testing.assert_array_equal(np.bincount(number[:, 0]), 5)
 
     def test_small_tables_are_one_part(self):
-        assert not numbers_of_parts(np.arange(9.0)[:, None], 10).any()
+        assert not part_indices(np.arange(9.0)[:, None], 10).any()
 
     @every_kind
     def test_units_do_not_matter(self, kind):
