@@ -54,7 +54,7 @@ def check_columns(frame: object, name: str) -> None:
     dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
     # not strict, because dtypes are empty for anything but a data frame
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
-        # categories may be dates
+        # the dtype of categories, which may be dates, instead of "category"
         dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
         # without the levels of an Enum and the limits of an interval
         type_name = str(dtype).lower().replace("[", "(").split("(")[0]
@@ -124,7 +124,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
     if labels.dtype.kind != "O":
         return labels
     # numbers of several types can be compared, so they are one kind
-    by_kind = {_kind(value): value for value in examples}
+    by_kind = {_kind_of_label(value): value for value in examples}
     if len(by_kind) > 1:
         shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in by_kind.values())
         raise ValueError(
@@ -167,7 +167,7 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
     return list(examples.values())
 
 
-def _kind(label: object) -> str:
+def _kind_of_label(label: object) -> str:
     """Return the kind of a label: a number, a string, or the name of its type."""
     if isinstance(label, bool | int | float | np.number | np.bool_):
         return "number"

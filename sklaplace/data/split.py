@@ -54,15 +54,16 @@ def row_keys(
         groups may have different keys.
     """
     if groups is not None:
-        hashed: Any = map(str.encode, groups.astype(str))
-    else:  # rows of stored arrays or of arrays, or else positions
-        blocks = X.blocks() if isinstance(X, StoredArray) else [np.arange(n_rows)]
-        blocks = [X] if isinstance(X, np.ndarray) else blocks
-        # -0.0 and 0.0 are equal but differ in bytes; adding zero turns -0.0 into 0.0
-        hashed = ((row + 0).tobytes() for block in blocks for row in block)
-    keys = _hashes(hashed, seed)
-    is_array = groups is None and isinstance(X, np.ndarray)
-    return shared_keys(X, keys) if is_array else keys
+        return _hashes(map(str.encode, groups.astype(str)), seed)
+    blocks: Iterable[np.ndarray] = [np.arange(n_rows)]  # positions
+    if isinstance(X, StoredArray):
+        blocks = X.blocks()
+    elif isinstance(X, np.ndarray):
+        blocks = [X]
+    # -0.0 and 0.0 are equal but differ in bytes; adding zero turns -0.0 into 0.0
+    rows = ((row + 0).tobytes() for block in blocks for row in block)
+    keys = _hashes(rows, seed)
+    return shared_keys(X, keys) if isinstance(X, np.ndarray) else keys
 
 
 def sample_keys(
@@ -96,29 +97,29 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     y : ndarray of shape (n, ...)
         Targets.
     """
-    # number of each sample's inputs among the distinct inputs
-    _, inputs, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    rows = np.flatnonzero(sizes[inputs] > 1)
+    # index of each sample's inputs among the distinct inputs
+    _, inputs, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(counts[inputs] > 1)
     if len(rows) == 0:
         return keys
     # from here on, only samples whose inputs occur more than once
     inputs, y = inputs[rows], y[rows].reshape(len(rows), -1).astype(np.float64)
-    # number of the pair of inputs and targets of each sample, and the first sample of
-    # each pair
+    # index of each sample's pair of inputs and targets, and the first sample of each
     pair = groups_of_copies(np.column_stack([inputs, y]))
     first_of_pair = np.unique(pair, return_index=True)[1]
-    # whether the inputs of each sample occur with several targets
+    # whether the inputs of each sample occur in several pairs, that is, with several
+    # targets
     has_several = np.bincount(inputs[first_of_pair])[inputs] > 1
     # copies up to the tolerance have different hashes, and take the smallest; adding
     # zero turns -0.0 into 0.0, which has other bytes
-    shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), pair), 0)
-    # whether there are few distinct targets
-    if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(first_of_pair):
+    shift = np.where(has_several, _smallest_of_group(_hashes(y + 0.0, 0), pair), 0)
+    n_distinct_targets = groups_of_copies(y).max() + 1
+    if n_distinct_targets < FEW_TARGETS * len(first_of_pair):
         if has_several.mean() <= 0.5:  # most are copies
             return keys
         # samples of a pair are replicates, too, so each needs a shift of its own
         order = np.argsort(pair, kind="stable")
-        # number of each sample within its pair, as one row for each hash
+        # place of each sample within its pair: the distance from the pair's first
         places = np.arange(len(order)) - np.searchsorted(pair[order], pair[order])
         shift[order] += _hashes(places[:, np.newaxis], 0)
     keys = keys.copy()
@@ -150,16 +151,16 @@ def hash_split(
     train, validation : ndarray of int
         Indices, or None if there are fewer than ``MIN_ROWS`` distinct keys.
     """
-    strata, inverse = _distinct(keys, y, stratify)  # per key, per sample
+    strata, key_index = _strata_of_keys(keys, y, stratify)  # per key, per sample
     if len(strata) < MIN_ROWS:
         return None
     is_held_out = np.zeros(len(strata), dtype=bool)
     for stratum in np.unique(strata):
-        members = np.flatnonzero(strata == stratum)  # ordered by hash
+        members = np.flatnonzero(strata == stratum)  # in ascending order of keys
         # at least one key of each stratum is for training
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
         is_held_out[members[:n_held_out]] = True
-    is_held_out = is_held_out[inverse]  # from keys to samples
+    is_held_out = is_held_out[key_index]  # from keys to samples
     if not is_held_out.any():
         return None
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
@@ -174,13 +175,13 @@ def hash_folds(
     same fold. The number of folds is at most the number of distinct keys. The order of
     the folds does not depend on the order of the samples.
     """
-    strata, inverse = _distinct(keys, y, stratify)  # per key, per sample
-    fold = np.empty(len(strata), dtype=int)
-    # the fold of each key: in turns, so that the keys of each stratum are spread
-    fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
-    # training samples are then in the order of their hashes
-    order = np.argsort(inverse, kind="stable")
-    fold = fold[inverse[order]]  # of each sample in this order
+    strata, key_index = _strata_of_keys(keys, y, stratify)  # per key, per sample
+    fold_of_key = np.empty(len(strata), dtype=int)
+    # stratum by stratum, keys are dealt out to the folds in turn
+    fold_of_key[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
+    # samples in the order of their keys, and the fold of each
+    order = np.argsort(key_index, kind="stable")
+    fold = fold_of_key[key_index[order]]
     fold_numbers = range(min(n_folds, len(strata)))
     return [(order[fold != k], order[fold == k]) for k in fold_numbers]
 
@@ -208,8 +209,8 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     blocks = [slice(start, start + step) for start in range(0, p, step)]
     # with a fixed seed, equal data always have equal groups
     direction = np.random.default_rng(0).standard_normal(p)
-    # positions of the samples along the direction, and two divisors of each column: a
-    # multiple of its largest value, to avoid overflow, and then its spread
+    # coordinates of the samples along the direction, and two divisors of each column:
+    # twice its largest value, to avoid overflow, and then its spread
     along, size, scale = np.zeros(n), np.empty((p, 1)), np.empty((p, 1))
     for block in blocks:
         Z = X[:, block].T.astype(np.float64)  # (columns, n)
@@ -223,12 +224,12 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
         scale[block] = np.where(spread > 0, spread, 1)
         along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
-    # pairs of copies found so far, as arrays of shape (2, number of pairs); 0.05 / n is
-    # below TOLERANCE for more than 5,000 samples
-    edges, tolerance = [], min(TOLERANCE, 0.05 / n)
+    # 0.05 / n is below TOLERANCE for more than 5,000 samples
+    tolerance = min(TOLERANCE, 0.05 / n)
     # bound on the distance of copies along the direction: the largest sum of columns'
     # differences, plus far more than the rounding errors of float64
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
+    edges = []  # pairs of copies, as arrays of shape (2, number of pairs)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
         # a cheap test first; few pairs are left for the comparison of all columns
@@ -245,7 +246,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     return np.asarray(connected_components(graph, directed=False)[1])
 
 
-def _distinct(
+def _strata_of_keys(
     keys: np.ndarray, y: np.ndarray, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the stratum of each distinct key, and the index (n,) of each sample's key.
@@ -254,23 +255,27 @@ def _distinct(
     Otherwise there is a single stratum. A key with several classes belongs to the class
     with the fewest keys.
     """
-    inverse = np.unique(keys, return_inverse=True)[1]  # index of each sample's key
+    key_index = np.unique(keys, return_inverse=True)[1]
     y = y if stratify else np.zeros(len(keys))
     labels, codes = np.unique(y, return_inverse=True)
-    # all pairs of a key and a class that occur, encoded as single integers
-    key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
-    # By key, then by the number of keys of the class; ties stay in the order of
-    # classes. The first pair of each key then has the class with the fewest keys.
-    order = np.lexsort((np.bincount(classes)[classes], key))
-    return classes[order[np.unique(key, return_index=True)[1]]], inverse
+    # all distinct pairs of a key and a class; meanwhile, a pair is a single integer
+    pairs = np.unique(key_index * len(labels) + codes)
+    key, classes = np.divmod(pairs, len(labels))
+    n_keys_of_class = np.bincount(classes)
+    # by key, then by the number of keys of the class; ties stay in the order of classes
+    order = np.lexsort((n_keys_of_class[classes], key))
+    # in this order, the first pair of each key has the class with the fewest keys; the
+    # pairs were sorted by key before, so the positions of the first ones are the same
+    first_of_key = order[np.unique(key, return_index=True)[1]]
+    return classes[first_of_key], key_index
 
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the smallest key among the copies of each sample, (n,)."""
-    return _smallest(keys, groups_of_copies(X))
+    return _smallest_of_group(keys, groups_of_copies(X))
 
 
-def _smallest(keys: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def _smallest_of_group(keys: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the smallest key in the group of each sample, (n,)."""
     smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
     np.minimum.at(smallest, groups, keys)

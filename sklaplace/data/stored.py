@@ -126,15 +126,15 @@ class StoredArray:
             return np.asarray(self.source[:0])
         size = self._chunk_rows
         if size and (self.rows // size == self.rows[0] // size).all():
-            return self._group(self.rows)  # all in one chunk, such as a single sample
+            return self._read_group(self.rows)  # one chunk, for instance of one sample
         distinct, places = np.unique(self.rows, return_inverse=True)
-        # nonzero where the next row belongs to another chunk or run
+        # nonzero at the last row of each chunk or run
         is_last = np.diff(distinct // size) if size else np.diff(distinct) > 1
         groups = np.split(distinct, np.flatnonzero(is_last) + 1)
-        return np.concatenate([self._group(rows) for rows in groups])[places]
+        return np.concatenate([self._read_group(rows) for rows in groups])[places]
 
-    def _group(self, rows: np.ndarray) -> np.ndarray:
-        """Read samples of one chunk, or consecutive samples if there are no chunks."""
+    def _read_group(self, rows: np.ndarray) -> np.ndarray:
+        """Read rows that `_raw` has grouped: of one chunk, or consecutive rows."""
         if size := self._chunk_rows:
             return self._chunk(int(rows[0]) // size)[rows % size]
         return np.asarray(self.source[int(rows[0]) : int(rows[-1]) + 1])

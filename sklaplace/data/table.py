@@ -103,7 +103,7 @@ class Levels:
     @classmethod
     def of(cls, values: np.ndarray) -> "Levels":
         """Learn the encoding of levels (n,)."""
-        values = _levels(values)
+        values = _as_levels(values)
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
         # A level of a single sample shares the column of infrequent levels. The user's
@@ -118,7 +118,7 @@ class Levels:
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded levels (n, m), and whether each level is a surprise, (n,)."""
-        values = _levels(values)
+        values = _as_levels(values)
         codes, levels = self.encoder.transform(values[:, None]), self.levels
         is_new = np.array([levels is not None and v not in levels for v in values])
         return np.where(is_new[:, None], self.mean, codes), is_new
@@ -142,7 +142,7 @@ class Table:
     @classmethod
     def of(cls, frame: Any) -> "Table":
         """Learn the encoding from a frame of training samples."""
-        columns = _read(frame)
+        columns = _columns_of(frame)
         encodings = [
             Numbers.of(values) if content == NUMBERS else Levels.of(values)
             for _, content, values in columns
@@ -168,7 +168,7 @@ class Table:
             missing values, or has changed between strings and numbers since ``fit``.
         """
         blocks, surprises = [], []
-        columns = zip(_read(frame), self.contents, self.columns, strict=True)
+        columns = zip(_columns_of(frame), self.contents, self.columns, strict=True)
         for (name, content, values), trained_content, column in columns:
             # a column without values may have any content
             contents = {content, trained_content} - {MISSING}
@@ -188,10 +188,11 @@ class Table:
         return np.column_stack(blocks)
 
 
-def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
+def _columns_of(frame: Any) -> list[tuple[str, str, np.ndarray]]:
     """Return the name, content and values of each column of a frame.
 
-    The name begins a sentence in messages. Content and values are those of `_values`.
+    The name begins a sentence in messages, such as "Column 'age' of X". Content and
+    values are described in `_column_values`.
     """
     if 0 in frame.shape:
         raise ValueError(
@@ -204,10 +205,10 @@ def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"X has several columns {twice[0]!r}. Give each its own name.")
     names = [f"Column {name!r} of X" for name in names]
-    return [(name, *_values(rows[:, k], name)) for k, name in enumerate(names)]
+    return [(name, *_column_values(rows[:, k], name)) for k, name in enumerate(names)]
 
 
-def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
+def _column_values(series: Any, name: str) -> tuple[str, np.ndarray]:
     """Return the content of a column and its values (n,).
 
     The content is one of the four constants at the top of this module. Missing values
@@ -220,7 +221,8 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     if is_category and hasattr(series, "astype"):
         series = series.astype(object)
     values = np.asarray(series)
-    # several axes come from a column of lists, which is refused below
+    # not needed for numpy's numbers and booleans; several axes come from a column of
+    # lists, which is refused below
     if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if arrays.is_missing(value) else value for value in values]
         # other levels, such as intervals, become strings; dates raise the error below
@@ -250,8 +252,8 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     return NUMBERS, values  # `Numbers` converts them
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
-    """Return levels as objects, with None for missing levels."""
+def _as_levels(values: np.ndarray) -> np.ndarray:
+    """Return the values of a column (n,) as objects, with None for missing values."""
     return np.array(
         [None if arrays.is_missing(v) else v for v in values.tolist()], object
     )
