@@ -78,7 +78,7 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
         if isinstance(value, _DATES) or type(value).__name__ in _DATE_TYPES:
             raise _no_dates(name, f"such as {value}")
         if type(value).__name__ == "NAType":  # pandas raises TypeError for float(NA)
-            raise ValueError(f"{name} contains NaN: {value}. {_advice(name)}")
+            raise ValueError(f"{name} contains NaN: {value}. {_missing_advice(name)}")
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -91,7 +91,7 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
 def check_finite(values: np.ndarray, name: str) -> None:
     """Raise ValueError for NaN or infinite numbers."""
     if np.isnan(values).any():
-        raise ValueError(f"{name} contains NaN. {_advice(name)}")
+        raise ValueError(f"{name} contains NaN. {_missing_advice(name)}")
     if not np.isfinite(values).all():
         raise ValueError(
             f"{name} contains infinity. Replace infinite values, or leave out these "
@@ -142,7 +142,7 @@ def is_missing(value: object) -> bool:
     return isinstance(value, _WITH_NULL) and bool(value != value)
 
 
-def _advice(name: str) -> str:
+def _missing_advice(name: str) -> str:
     """Return advice about missing values; only inputs X can be imputed."""
     return "Leave out these samples." if name.startswith(("y", "groups")) else IMPUTE
 

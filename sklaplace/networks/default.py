@@ -213,7 +213,11 @@ class PenalisedNet(NeuralNet):
         super().__init__(module, *args, **kwargs)
 
     def train_step(self, batch: Any, **fit_params: Any) -> Any:
-        """Take the optimizer's steps on the parts of a batch in turn."""
+        """Take the optimizer's steps on a batch, each on the next of its parts.
+
+        For each step, the optimizer calls `train_step_single`, which takes the next
+        part. After the last part, the first one follows again.
+        """
         self._next_parts = itertools.cycle(self._parts(batch))
         try:
             return super().train_step(batch, **fit_params)
@@ -221,7 +225,10 @@ class PenalisedNet(NeuralNet):
             del self._next_parts  # it holds all samples
 
     def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
-        """Compute the loss of the next part of the batch, and its gradient."""
+        """Compute the loss of the next part of the batch, and its gradient.
+
+        The batch in the arguments is ignored, because `train_step` has split it.
+        """
         part = next(self._next_parts)
         self.module_.train()
         with weights_of_rows(self, part.rows):

@@ -40,22 +40,24 @@ def shards_of(
     # whole batches, so that each batch has the same samples for any number of shards
     starts = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
     bounds = zip(starts, [*starts[1:], n_samples], strict=True)
-    return [cut(dataset, slice(start, stop)) for start, stop in bounds]
+    return [subset(dataset, slice(start, stop)) for start, stop in bounds]
 
 
-def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
-    """Return chosen samples as parts of arrays, or as a `Subset` of other datasets.
+def subset(dataset: Any, chosen: slice | np.ndarray) -> Any:
+    """Return the dataset of the chosen samples.
 
-    Batches of arrays are slices, whereas a `Subset` is read sample by sample.
+    Datasets of arrays become datasets of parts of these arrays, because batches of
+    arrays are slices, whereas a `Subset` is read sample by sample. Other datasets
+    become a `Subset`.
     """
     if type(dataset) is RowDataset:
         weights = None if dataset.weights is None else dataset.weights[chosen]
-        return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)
+        return RowDataset(subset(dataset.dataset, chosen), dataset.y[chosen], weights)
     if type(dataset) is Dataset:
         X, y = take_rows(dataset.X, chosen), dataset.y
         return Dataset(X, None if y is None else multi_indexing(y, chosen))
     if type(dataset) is Subset:
-        return cut(dataset.dataset, np.asarray(dataset.indices, dtype=int)[chosen])
+        return subset(dataset.dataset, np.asarray(dataset.indices, dtype=int)[chosen])
     if isinstance(chosen, slice):
         return Subset(dataset, range(len(dataset))[chosen])
     return Subset(dataset, chosen.tolist())

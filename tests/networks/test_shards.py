@@ -8,7 +8,7 @@ from skorch.dataset import Dataset
 from torch.utils.data import Subset, TensorDataset
 
 from sklaplace.data.dataset import Batches, RowDataset
-from sklaplace.networks.shards import MAX_SHARDS, cut, shards_of
+from sklaplace.networks.shards import MAX_SHARDS, shards_of, subset
 
 N = 23
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
@@ -66,7 +66,7 @@ def test_number_of_shards():
 @pytest.mark.parametrize("name", ["arrays", "dict", "weights", "weighted subset"])
 def test_arrays_are_cut(name):
     """A shard does not contain the samples of other shards."""
-    found = cut(DATASETS[name], slice(4, 8))
+    found = subset(DATASETS[name], slice(4, 8))
     inner = getattr(found, "dataset", found)
     assert len(found) == 4
     assert len(inner.X["a"] if name == "dict" else inner.X) == 4

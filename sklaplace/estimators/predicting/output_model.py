@@ -33,7 +33,7 @@ from sklaplace.data.dataset import Batches, count_rows
 from sklaplace.likelihoods.base import loss_weights_or_ones, losses_by_output
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
-from sklaplace.networks.shards import cut, shards_of
+from sklaplace.networks.shards import shards_of, subset
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
@@ -432,7 +432,7 @@ class BatchedOutputs:
             with one_thread():
                 # The first batch is computed here, so that workers receive the values
                 # that the posterior caches between batches.
-                of_shard(cut(dataset, slice(0, 1)))
+                of_shard(subset(dataset, slice(0, 1)))
         with progress.reporting(self.name, self.verbose):
             results = ordered_map(
                 of_shard, shards, n_jobs=self.n_jobs, label="predictions"
