@@ -102,11 +102,12 @@ def group_products(values: Tensor, matrices: Tensor) -> Tensor:
 
 
 def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
-    """Return ``Σᵣ g ⊗ (a Q)`` for each group, (b, k, G, o, i).
+    """Return Jacobian rows ``Σᵣ g ⊗ (a Q)`` of each convolution group, (b, k, G, o, i).
 
-    The shapes are ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). If
-    ``basis`` is None, ``Q`` is the identity. ``Q`` multiplies the inputs before or the
-    sums afterwards, whichever takes fewer operations.
+    The sum is over r positions, for each of G groups. The shapes are ``g`` (b, k, r, G,
+    o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). If ``basis`` is None, ``Q`` is the
+    identity. ``Q`` multiplies the inputs before or the sums afterwards, whichever takes
+    fewer operations.
     """
     inputs_first = a.shape[1] < g.shape[1] * g.shape[-1]  # r < k·o: fewer products
     if basis is not None and inputs_first:

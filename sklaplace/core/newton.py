@@ -132,8 +132,8 @@ def minimum(
             if has_converged:
                 return theta + step
             break  # an inexact last step could do harm
-        steps.refine(decrease)
-        trial = _descend(objective, theta, step, (value, gradient, f))
+        steps.set_precision(decrease)
+        trial = _backtrack(objective, theta, step, (value, gradient, f))
         if trial is None:
             break
         theta, (value, gradient, f) = trial
@@ -160,7 +160,7 @@ class _Steps:
         self._is_quick = tolerance > PRECISE
         self._is_dense = False
 
-    def refine(self, decrease: float) -> None:
+    def set_precision(self, decrease: float) -> None:
         """Set the precision of the next step from the loss decrease of the last step.
 
         After a step, a fraction of the possible decrease remains. This fraction is the
@@ -185,18 +185,18 @@ class _Steps:
         this step and all later steps solve with the dense matrix.
         """
         if not self._is_dense:
-            step, has_converged = self._iterated(f, gradient)
+            step, has_converged = self._step_by_cg(f, gradient)
             if not has_converged and self._dtype != torch.float64:
                 # beyond the precision or range of float32
                 self._dtype = torch.float64
-                step, has_converged = self._iterated(f, gradient)
+                step, has_converged = self._step_by_cg(f, gradient)
             self._is_dense = not has_converged and len(self._rho) <= MAX_DENSE
         if self._is_dense:
             dense = self._model.dense_curvature_at(f, self._rho)
             return -solve_psd(dense, gradient), True
         return step, has_converged
 
-    def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
+    def _step_by_cg(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return a step by conjugate gradients, and whether the step has converged.
 
         The gradient is divided by its largest entry, and the step is multiplied by it.
@@ -236,7 +236,7 @@ class _Steps:
         return self._precondition
 
 
-def _descend(
+def _backtrack(
     objective: Callable[[Tensor], Loss], theta: Tensor, step: Tensor, loss: Loss
 ) -> tuple[Tensor, Loss] | None:
     """Halve a step until the loss decreases; return the new weights and their loss.
@@ -269,7 +269,7 @@ def first_where(
     high: Array,
     middle: Callable[[Array, Array], Array] = mean,
 ) -> Array:
-    """Return the smallest values at which a condition holds.
+    """Find the smallest values at which a condition holds, by bisection.
 
     Parameters
     ----------

@@ -77,9 +77,10 @@ def _hashed(samples: Tensor) -> Tensor:
     """
     flat = samples.reshape(len(samples), -1)
     total, n_words = torch.zeros(len(flat), dtype=torch.int64, device=flat.device), 0
-    size = _BLOCK if flat.is_cpu else flat.numel()
-    # `size` numbers of all samples at a time; multiples of 8 numbers fill whole words
-    for part in flat.split(8 * max(1, size // (8 * len(flat) + 1)), 1):
+    size = _BLOCK if flat.is_cpu else flat.numel()  # numbers of all samples at a time
+    # numbers per sample at a time; multiples of 8 fill whole words in each dtype
+    n_columns = 8 * max(1, size // (8 * len(flat) + 1))
+    for part in flat.split(n_columns, 1):
         # -0.0 + 0.0 is 0.0, so that both have the same hash
         part = part + 0.0 if part.is_floating_point() else part
         data = part.contiguous().view(torch.uint8)
