@@ -195,27 +195,35 @@ class BaseBlock:
         """Return the diagonal of `gram`, (b, k)."""
         return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
-    def output_weights(self, matrix: Tensor) -> Tensor:
-        """Return ``Σᵢ a² v``, (b, o), for each row ``v`` of (o, i), at one position."""
+    def output_variances(self, matrix: Tensor) -> Tensor:
+        """Return variances ``Σᵢ a² v`` of the layer's outputs, (b, o), at one position.
+
+        ``matrix`` (o, i) holds the variances ``v`` of independent weights.
+        """
         if self.a is None:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
 
-    def input_weights(self, v: Tensor) -> Tensor:
-        """Return ``Σₒ g² v``, (k, i), for ``v`` (p,), if all samples share ``g``."""
+    def coefficient_variances(self, v: Tensor) -> Tensor:
+        """Return ``Σₒ g² v``, (k, i), for variances ``v`` (p,) of independent weights.
+
+        These are the variances of each input's coefficient in each of the k network
+        outputs. All samples must share ``g``.
+        """
         return (self.g**2)[0, :, 0] @ v.reshape(self.n_outputs, -1)
 
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return ``Σₒ g² w``, (b, k), for weights (b, o), at one position.
+    def propagated_variances(self, v: Tensor) -> Tensor:
+        """Return variances ``Σₒ g² v`` of k network outputs, (b, k), at one position.
 
-        If all samples share the gradients ``g``, one matrix product is enough.
+        ``v`` (b, o) are the variances of independent layer outputs. If all samples
+        share the gradients ``g``, one matrix product is enough.
         """
         if len(self.g) == 1:  # shared by all samples
-            return weights @ (self.g**2)[0, :, 0].T
+            return v @ (self.g**2)[0, :, 0].T
         g = self.g.squeeze(2)
         # a few samples at a time, so that the products stay in the caches
         n = max(1, PRODUCT_CHUNK_ELEMENTS // g[0].numel())
-        pairs = zip(g.split(n), weights.expand(len(g), -1).split(n), strict=True)
+        pairs = zip(g.split(n), v.expand(len(g), -1).split(n), strict=True)
         return torch.cat([(w.unsqueeze(1) * rows**2).sum(-1) for rows, w in pairs])
 
     def matmul(self, v: Tensor) -> Tensor:
@@ -525,24 +533,24 @@ class LayerRows:
         """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k).
 
         At one position, two rows with entries ``g a`` and ``g' a`` have the product
-        ``Σ g g' a² v``. The inputs therefore enter only through one weight ``Σ a² v``
-        per output, (b, o).
+        ``Σ g g' a² v``. The inputs therefore enter only through the sums ``Σ a² v``
+        over the inputs of each layer output, (b, o).
         """
         if not self.first.has_one_position:
             return self.first.gram(v)
         g = self.first.g.squeeze(2)
-        return (g * self._output_weights(v).unsqueeze(1)) @ g.mT
+        return (g * self._output_variances(v).unsqueeze(1)) @ g.mT
 
     def variance(self, v: Tensor) -> Tensor:
         """Return the diagonal of `gram`, (b, k)."""
         if not self.first.has_one_position:
             return self.first.variance(v)
-        return self.first.weighted_squares(self._output_weights(v))
+        return self.first.propagated_variances(self._output_variances(v))
 
-    def _output_weights(self, v: Tensor) -> Tensor:
-        """Sum the `BaseBlock.output_weights` of all tensors, (b, o)."""
+    def _output_variances(self, v: Tensor) -> Tensor:
+        """Sum the `BaseBlock.output_variances` of all tensors, (b, o)."""
         pairs = with_entries(self.blocks, v)
-        return total([b.output_weights(x.reshape(b.n_outputs, -1)) for b, x in pairs])
+        return total([b.output_variances(x.reshape(b.n_outputs, -1)) for b, x in pairs])
 
     def kernel(self, other: "LayerRows", factors: Tensor) -> Tensor:
         """Multiply rows (b, k) by rows (b', k') of the same parameters.
@@ -584,11 +592,12 @@ def total(terms: list[Tensor]) -> Tensor:
 
 
 def aligned(*sequences: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-    """Return sequences of layers that group the same parameter tensors equally.
+    """Return lists of layers in which equal places hold the same parameter tensors.
 
-    If all sequences do so already, they are returned unchanged. If, for example, only
-    some samples use a layer at one position, each layer of every sequence is split into
-    parameter tensors.
+    Each list holds all parameters, such as the rows of a batch or Kronecker factors. A
+    weight and its bias share an entry only if their layer has one position. Lists that
+    differ in this are all split into one entry per parameter tensor; others are
+    returned unchanged.
     """
     # for each sequence, the parameter tensors of each layer
     tensors = [[layer.split() for layer in layers] for layers in sequences]

@@ -86,19 +86,20 @@ class SharedColumns:
         groups = values.unflatten(-2, (self.n_blocks, -1))
         return (groups - groups.mean(-2, keepdim=True)).flatten(-3, -2)
 
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return ``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n).
+    def propagated_variances(self, v: Tensor) -> Tensor:
+        """Return variances ``Σₒ S²ₖₒ vₒ`` of network outputs, (b, n).
 
+        ``v`` (b, n) are the variances of independent layer outputs.
         Within a group of K outputs, the squared entries of ``S = I - 11ᵀ/K`` are
         ``1 - 2/K + 1/K²`` on the diagonal, and ``1/K²`` elsewhere.
         """
         if not self.n_blocks:
-            return weights
-        groups = weights.unflatten(1, (self.n_blocks, -1))
+            return v
+        groups = v.unflatten(1, (self.n_blocks, -1))
         k = groups.shape[2]  # K
-        # the term 1/K² for all outputs of a group; `add` has the rest of the diagonal
-        means = groups.sum(2, keepdim=True) / k**2
-        return torch.add(means, groups, alpha=1 - 2 / k).flatten(1)
+        # 1/K² times all outputs of a group, and then the rest of the diagonal
+        common = groups.sum(2, keepdim=True) / k**2
+        return torch.add(common, groups, alpha=1 - 2 / k).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,13 @@ class SharedBlock(BaseBlock):
             return self
         return SharedBlock(self.columns, self.a @ inputs)
 
-    def input_weights(self, v: Tensor) -> Tensor:
-        """Return ``Σₒ S² v``, (n, i), for ``v`` (p,)."""
-        return self.weighted_squares(v.reshape(self.n_outputs, -1).T).T
+    def coefficient_variances(self, v: Tensor) -> Tensor:
+        """Return ``Σₒ S² v``, (n, i), for variances ``v`` (p,) of the weights."""
+        return self.propagated_variances(v.reshape(self.n_outputs, -1).T).T
 
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return ``Σₒ S² w``, (b, n), for weights (b, n)."""
-        return self.columns.weighted_squares(weights)
+    def propagated_variances(self, v: Tensor) -> Tensor:
+        """Return ``Σₒ S² v``, (b, n), for variances ``v`` (b, n) of layer outputs."""
+        return self.columns.propagated_variances(v)
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q).

@@ -165,6 +165,7 @@ class Structure(FieldsOnly, ABC):
         """Return the structure of ``D H D`` for weights of one layer, or None.
 
         ``D`` multiplies the weights by factors (o,), one for each output of the layer.
+        This is how ``H`` changes with the noise levels of outputs with own weights.
         None means that the structure of ``H`` does not determine the result.
         """
         return None
@@ -346,24 +347,24 @@ class Diagonalised(Structure):
         """Yield ``J Q``, layer by layer, in the dtype of ``J``."""
 
     @abstractmethod
-    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``w F`` for each row ``w`` of (..., P) and a function ``F`` of ``Q``.
+    def times_basis(self, w: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``w F(Q)`` for each row of ``w`` (..., P); ``F`` is ``function``.
 
-        The function transposes ``Q`` or acts multiplicatively on its entries, so it can
-        be applied to each factor of a Kronecker product.
+        ``F`` may transpose ``Q``, square its entries, or return ``Q`` itself. If ``Q``
+        is a Kronecker product, ``F(Q)`` is then the product of ``F`` of its factors.
         """
 
     def from_basis(self, weights: Tensor) -> Tensor:
         """Return ``Q w`` for each row ``w`` of (..., P)."""
-        return self.apply(weights, lambda q: q.mT)
+        return self.times_basis(weights, lambda q: q.mT)
 
     def to_basis(self, weights: Tensor) -> Tensor:
         """Return ``Qᵀ w`` for each row ``w`` of (..., P)."""
-        return self.apply(weights, lambda q: q)
+        return self.times_basis(weights, lambda q: q)
 
     def squared_basis(self, values: Tensor) -> Tensor:
         """Return ``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self.apply(values, lambda q: (q**2).mT)
+        return self.times_basis(values, lambda q: (q**2).mT)
 
     def hessian_diagonal(self) -> Tensor:
         """Return the diagonal of ``Q diag(e) Qᵀ``, (P,)."""
@@ -446,13 +447,14 @@ class EigenPrecision(Precision):
         layers = self.structure.rotated_layers(jacobian)
         if jacobian.samples_share_gradients and self.structure.keeps_factors:
             rotated = list(layers)
-            # the gradients, which are not rotated, only identify the cached result
-            weights = self._input_weights(
+            # output k is Σᵢ aᵢ cₖᵢ with coefficients cₖᵢ = Σₒ gₖₒ Wₒᵢ; their variances
+            # are cached, and the gradients before rotation only identify the result
+            weights = self._coefficient_variances(
                 jacobian.layers[0].first.gradients, rotated, v
             )
             blocks = (block for layer in rotated for block in layer.blocks)
             pairs = zip(blocks, weights, strict=True)
-            variances = total([block.output_weights(weight) for block, weight in pairs])
+            variances = total([b.output_variances(weight) for b, weight in pairs])
         else:
             variances = variance(layers, v)
         variances = variances.double() * largest
@@ -462,17 +464,18 @@ class EigenPrecision(Precision):
         return self.functional_variance(jacobian.double())
 
     @cache_last_call
-    def _input_weights(
+    def _coefficient_variances(
         self, _gradients: object, layers: list[LayerRows], v: Tensor
     ) -> list[Tensor]:
-        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each tensor, (k, i), if all samples share ``g``.
+        """Return variances ``Σₒ g²ₖₒ vₒᵢ`` of the inputs' coefficients, by tensor.
 
-        The rotated ``layers`` have gradients ``g`` (k, o) of k network outputs, and
-        ``v`` (P,) holds a variance for each output o and input i. ``_gradients`` are
-        the gradients before rotation, and only the key of the cache.
+        Each tensor has a matrix (k, i). All samples must share ``g``. The rotated
+        ``layers`` have gradients ``g`` (k, o) of k network outputs, and ``v`` (P,)
+        holds a variance for each output o and input i. ``_gradients`` are the gradients
+        before rotation, and only the key of the cache.
         """
         blocks = (block for layer in layers for block in layer.blocks)
-        return [block.input_weights(piece) for block, piece in with_entries(blocks, v)]
+        return [b.coefficient_variances(x) for b, x in with_entries(blocks, v)]
 
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples for each output, (b, b, c).

@@ -40,9 +40,9 @@ class Diag(base.Diagonalised):
         """Return the layers of ``J``."""
         return iter(jacobian.layers)
 
-    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the weights unchanged, because ``Q = I``."""
-        return weights
+    def times_basis(self, w: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``w`` unchanged, because ``Q = I``."""
+        return w
 
     def dense(self) -> Tensor:
         """Return ``diag(h)``, (P, P)."""

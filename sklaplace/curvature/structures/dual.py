@@ -98,7 +98,7 @@ class DualForm(base.Structure):
 
     def hessian_diagonal(self) -> Tensor:
         """Return the diagonal of ``RᵀR``, (P,)."""
-        return _squares(self.root, identity(self.gram))
+        return _squared_column_norms(self.root, identity(self.gram))
 
     def rounding(self, eps: float) -> float:
         """Return the rounding error of ``H``, smaller if ``R`` can be decomposed."""
@@ -169,7 +169,7 @@ class DualPrecision(base.Precision):
 
         If gradients are needed, cheaper forms avoid derivatives of ``L``. They use the
         eigenvalues of ``H`` for a scalar prior, and a series for layerwise priors. The
-        series replaces only the derivatives; `_expansion` itself is zero.
+        series replaces only the derivatives; `_taylor_increment` itself is zero.
         """
         asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.prior_precision.ndim == 0 and asks_gradient:
@@ -179,11 +179,11 @@ class DualPrecision(base.Precision):
         is_layerwise = len(self.structure.layout.blocks) == self.prior_precision.numel()
         grams = self.structure.layer_grams if asks_gradient and is_layerwise else None
         if grams is not None:
-            value = value.detach() + self._expansion(grams)
+            value = value.detach() + self._taylor_increment(grams)
         return self.delta.log().sum() + value
 
-    def _expansion(self, grams: Tensor) -> Tensor:
-        """Return zero with the first two derivatives of ``log det L Lᵀ``, ().
+    def _taylor_increment(self, grams: Tensor) -> Tensor:
+        """Return a zero whose first two derivatives are those of ``log det L Lᵀ``, ().
 
         For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ`` (L,), and ``M = (L Lᵀ)⁻¹``, the
         gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. The
@@ -205,7 +205,8 @@ class DualPrecision(base.Precision):
 
     def variance(self) -> Tensor:
         """Return ``1/δ - diag(WᵀW)/δ²``, (P,)."""
-        delta, explained = self.delta, _squares(self.structure.root, self._inverse)
+        delta = self.delta
+        explained = _squared_column_norms(self.structure.root, self._inverse)
         return (1 - explained * self.scale / delta) / delta
 
     def effective_dimension(self) -> Tensor:
@@ -245,7 +246,7 @@ class DualPrecision(base.Precision):
         """Return the diagonal of the functional covariance, (b, c)."""
         wide = jacobian.double()
         explained = (self._explained(wide) ** 2).sum(-1)
-        return _difference(wide.variance(1 / self.delta), explained)
+        return _posterior_variances(wide.variance(1 / self.delta), explained)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c).
@@ -306,7 +307,7 @@ class DualProjection(base.Projection):
         weights = scale / (delta + scale * self.structure.eigh[0])
         if diagonal:
             prior = self._prior.diagonal(dim1=1, dim2=2)
-            return _difference(prior, self._crossed**2 @ weights) / delta
+            return _posterior_variances(prior, self._crossed**2 @ weights) / delta
         return (self._prior - (self._crossed * weights) @ self._crossed.mT) / delta
 
 
@@ -335,10 +336,11 @@ class Dual(DualForm):
         accumulator.update(Jacobian([LayerRows((block,)) for block in blocks]))
 
 
-def _squares(root: Root, factor: Tensor) -> Tensor:
-    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n).
+def _squared_column_norms(root: Root, factor: Tensor) -> Tensor:
+    """Return squared norms (P,) of the columns of ``F R``, for ``F`` (m, n).
 
-    ``F R`` (m, P) is computed in chunks of rows, because it may be large.
+    They are the diagonal of ``(F R)ᵀ F R``. ``F R`` (m, P) is computed in chunks of
+    rows, because it may be large.
     """
     p = root.layout.n_parameters
     squares = factor.new_zeros(p)
@@ -348,6 +350,9 @@ def _squares(root: Root, factor: Tensor) -> Tensor:
     return squares
 
 
-def _difference(prior: Tensor, explained: Tensor) -> Tensor:
-    """Return posterior variances of at least ``eps`` times the prior variances."""
+def _posterior_variances(prior: Tensor, explained: Tensor) -> Tensor:
+    """Return ``prior - explained`` variances, at least ``eps`` times the prior ones.
+
+    Rounding could otherwise make the difference zero or negative.
+    """
     return (prior - explained).maximum(torch.finfo(prior.dtype).eps * prior)

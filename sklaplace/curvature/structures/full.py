@@ -82,9 +82,9 @@ class Full(base.Diagonalised):
         rows = jacobian.matmul(self.eigh[1].to(jacobian.dtype))
         yield LayerRows((Block(rows.unsqueeze(2)),))
 
-    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``w F`` for each row ``w`` of (..., P), where ``F = function(Q)``."""
-        return weights @ function(self.eigh[1])
+    def times_basis(self, w: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``w F(Q)`` for each row of ``w`` (..., P); ``F`` is ``function``."""
+        return w @ function(self.eigh[1])
 
     def trace(self) -> Tensor:
         """Return ``tr H``, ()."""
@@ -336,16 +336,17 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Count numbers in two copies of dense rows, or in output and input pairs.
+        """Count the numbers in two copies of a sample's dense rows, or in its products.
 
-        Pairs are the products of a sample's gradients (o,) with each other, and of its
-        inputs (i,) with each other. In sums, rows of a last layer are never made dense.
+        Products are ``g gᵀ`` (o, o) of the output gradients and ``a aᵀ`` (i, i) of the
+        inputs, which need more memory in wide layers. Rows of a last layer are never
+        made dense, so only its products count.
         """
         shapes = [block.factor_shape for block in layout.blocks]
-        n_pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
+        n_products = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
-            return n_pairs
-        return max(2 * n_columns * layout.n_parameters, n_pairs)
+            return n_products
+        return max(2 * n_columns * layout.n_parameters, n_products)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
@@ -355,14 +356,14 @@ class FullAccumulator(base.Accumulator):
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric matrix (P, P)."""
         self.is_semidefinite &= is_semidefinite
-        self._sum(hessian.device).add_(hessian)
+        self._stored_sum(hessian.device).add_(hessian)
 
     def merge(self, other: Self) -> None:
         """Add the sum ``H`` and the not yet summed rows of another accumulator."""
         self.is_semidefinite &= other.is_semidefinite
         self.jacobians += other.jacobians
         if other.hessian is not None:
-            self._sum(other.hessian.device).add_(other.hessian)  # in place
+            self._stored_sum(other.hessian.device).add_(other.hessian)  # in place
         self._sum_rows_if_many()
 
     def decompose(self) -> base.Structure:
@@ -378,7 +379,7 @@ class FullAccumulator(base.Accumulator):
         # indefinite summands may have a semidefinite sum
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
-    def _sum(self, device: torch.device) -> Tensor:
+    def _stored_sum(self, device: torch.device) -> Tensor:
         """Return the stored float64 sum (P, P), to be updated in place.
 
         It is created with zeros before the first addition.
@@ -400,7 +401,7 @@ class FullAccumulator(base.Accumulator):
         for jacobian in self.jacobians:
             # rounding of float32 products would make eigenvalues negative
             tensors = jacobian.double().tensors()
-            strips = self._sum(jacobian.device).split(self.layout.sizes)
+            strips = self._stored_sum(jacobian.device).split(self.layout.sizes)
             for i, (left, strip) in enumerate(zip(tensors, strips, strict=True)):
                 # only the lower triangle of H is stored
                 blocks = strip.split(self.layout.sizes, 1)[: i + 1]

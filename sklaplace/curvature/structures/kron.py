@@ -112,7 +112,7 @@ class Factor(FieldsOnly):
     def _rotated(self, g: Any, vectors: Tensor) -> Tensor:
         return _times(g, vectors)
 
-    def total(self) -> Tensor:
+    def matrix(self) -> Tensor:
         """Return a copy of the factor (n, n), or (n,) for a diagonal factor.
 
         The state may be the matrix, its diagonal, a root ``R`` of the factor ``RᵀR``,
@@ -324,21 +324,21 @@ class Kron(base.Diagonalised):
             )
             yield LayerRows(tuple(rotated))
 
-    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``(F(Qᵦ) ⊗ F(Qₐ))ᵀ w`` of each parameter tensor, (..., P).
+    def times_basis(self, w: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``w F(Q)`` for each row of ``w`` (..., P), without forming ``Q``.
 
-        ``F`` is the argument ``function``, such as a transpose or squares of entries.
-        ``Qᵦ`` and ``Qₐ`` are the eigenvectors of the tensor's factors ``B`` and ``A``.
-        Weights ``w``, as a matrix (o, i), are multiplied by ``F(Qₐ)`` along the inputs
-        and by ``F(Qᵦ)`` along the outputs.
+        ``F`` is the argument ``function``. For each parameter tensor, ``Q`` is the
+        Kronecker product ``Qᵦ ⊗ Qₐ`` of the eigenvectors of its factors ``B`` and
+        ``A``. The tensor's weights, as a matrix (o, i), are multiplied by ``F(Qₐ)``
+        along the inputs and by ``F(Qᵦ)`` along the outputs.
         """
         pieces = []
-        for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
+        for (b, a), piece in zip(self.factors, self.layout.split(w), strict=True):
             shape = *b.values.shape, a.values.shape[-1]  # (o, i), or (G, o, i)
             x = piece.unflatten(-1, shape)
             for factor in (a, b):
                 q = factor.vectors(x.dtype)  # None for the identity
-                # the transpose moves the other axis to the end
+                # the transpose moves the outputs to the end, and then the inputs
                 x = (x if q is None else x @ function(q)).mT
             pieces.append(x.flatten(-len(shape)))
         return torch.cat(pieces, -1)
@@ -352,7 +352,7 @@ class Kron(base.Diagonalised):
         """
         layers = (
             KronLayer(
-                outputs=Factor(factor * layer.outputs.total()),
+                outputs=Factor(factor * layer.outputs.matrix()),
                 inputs=layer.inputs,
                 n_positions=tuple(factor * n for n in layer.n_positions),
             )
@@ -368,7 +368,7 @@ class Kron(base.Diagonalised):
         """
 
         def multiplied(outputs: Factor) -> Factor:
-            b = outputs.total()  # (o, o), or its diagonal
+            b = outputs.matrix()  # (o, o), or its diagonal
             by_row = factors if b.ndim == 1 else factors[:, None]
             return Factor(by_row * b * factors)
 
@@ -385,9 +385,9 @@ class Kron(base.Diagonalised):
         accumulator.add(
             [
                 Moments(
-                    outputs=Moment(total=layer.outputs.total()),
+                    outputs=Moment(total=layer.outputs.matrix()),
                     inputs=tuple(
-                        Moment(n, total=a.total() * n)
+                        Moment(n, total=a.matrix() * n)
                         for a, n in zip(layer.inputs, layer.n_positions, strict=True)
                     ),
                 )
@@ -397,6 +397,7 @@ class Kron(base.Diagonalised):
 
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
+        # one block B ⊗ A per parameter tensor, or per group of a grouped convolution
         groups = (zip(b.dense(), a.dense(), strict=True) for b, a in self.factors)
         return torch.block_diag(*(torch.kron(b, a) for ab in groups for b, a in ab))
 

@@ -78,9 +78,9 @@ def test_factors_of_few_samples_are_those_of_the_reference(sizes):
     structure = found.structure("kron", found.batches(*sizes))
     expected = references.kron(found.parts)
     assert_equal(structure.trace(), expected.trace())
-    total = structure.factors[2][1].total()
+    total = structure.factors[2][1].matrix()
     assert n_diagonalised(structure) == [1, 1, 2, 3, N_ROWS, WIDTH]
-    assert_equal(structure.factors[2][1].total(), total)
+    assert_equal(structure.factors[2][1].matrix(), total)
     assert_equal(structure.dense(), expected)
 
 
