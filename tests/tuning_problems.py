@@ -18,7 +18,7 @@ from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
-from sklaplace.curvature.subsets import SUBSETS, common_gradient
+from sklaplace.curvature.subsets import SUBSETS, common_layer_jacobian
 from sklaplace.likelihoods import (
     CategoricalMap,
     HeteroscedasticGaussian,
@@ -127,7 +127,7 @@ def fit(
 def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
     """Return the result of an inspection on a few rows."""
     _, jacobian = backpropagate(forward, tree_rows(x, slice(4)), layout)
-    return common_gradient(layout, jacobian)
+    return common_layer_jacobian(layout, jacobian)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sklaplace.core.trees import Batch
 from sklaplace.curvature.derivatives import exact_hessian
 from sklaplace.curvature.ggn import Curvature
 from sklaplace.curvature.jacobian import Jacobian, backpropagate_in_parts
-from sklaplace.curvature.recorder import compare_alone
+from sklaplace.curvature.recorder import check_independent
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.data.streams import Samples
 from sklaplace.likelihoods.base import DataFit, Likelihood, loss_weights
@@ -212,7 +212,7 @@ class _Pass:
                     # no fits, so this is the first batch. The rows of a head need only
                     # one forward pass, which does not show whether outputs depend on
                     # the other samples. Later batches are not compared, to save time.
-                    compare_alone(forward, x, f, layout.rounding)
+                    check_independent(forward, x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
 
@@ -240,9 +240,10 @@ class _Batch:
 
         The curvature is ``Jᵀ S Sᵀ J``, for the roots ``S`` (b, c, k) of the curvature
         with respect to the outputs. The rows ``SᵀJ`` are computed for as many of the k
-        columns at a time as fit into memory. `_columns` is called once, with the
-        outputs, and also sets the targets, the weights and ``S Sᵀ``. Curvature with
-        second derivatives of the network has no rows and is added as a matrix.
+        columns at a time as fit into memory. Once the outputs are known,
+        `_output_hessian` is called, which also sets the targets, the weights and the
+        ``hessian``, ``S Sᵀ``. Curvature with second derivatives of the network has no
+        rows and is added as a matrix.
         """
         layout = self.accumulator.layout
         # outputs are linear in the weights of a `Head`, so its Hessian has rows
@@ -250,7 +251,9 @@ class _Batch:
             return self._add_matrix()
         if self.curvature.is_random or self.accumulator.takes_keys:
             self.keys = row_hash(self.x)
-        parts = backpropagate_in_parts(self.forward, self.x, layout, self._columns)
+        parts = backpropagate_in_parts(
+            self.forward, self.x, layout, self._output_hessian
+        )
         for f, jacobian in parts:  # all parts have the same outputs
             weights, keys = self.weights, self.keys
             self.accumulator.update(replace(jacobian, weights=weights, keys=keys))
@@ -290,10 +293,11 @@ class _Batch:
         ones = torch.ones(len(f), dtype=torch.float64, device=f.device)
         self.sample_weights = ones if self.weights is None else self.weights.double()
 
-    def _columns(self, f: Tensor) -> OutputHessian:
-        """Return ``w S Sᵀ``, the weighted curvature of each sample for its outputs.
+    def _output_hessian(self, f: Tensor) -> OutputHessian:
+        """Return ``w S Sᵀ``, the Hessian of each sample's weighted loss in its outputs.
 
-        Also set the targets, the weights and the ``hessian`` for later steps.
+        Other curvatures than the Hessian have another ``S``. Also set the targets, the
+        weights and the ``hessian`` for later steps.
         """
         self._set_targets(f)
         self.hessian = self.curvature(

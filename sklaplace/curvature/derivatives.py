@@ -47,7 +47,8 @@ def vectorised(
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)
     except RuntimeError:  # an operator has no batching rule: column by column
-        return tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
+        by_column = [function(column) for column in columns]
+        return tuple(torch.stack(results) for results in zip(*by_column, strict=True))
 
 
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
@@ -77,10 +78,11 @@ def add_axis(x: Batch) -> Batch:
 def dense_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """Return rows ``Sᵀ J`` (b, k, p) for columns ``S`` (b, c, k), by parameter name.
+    """Return Jacobian rows ``Sᵀ J`` (b, k, p) for ``S`` (b, c, k), by parameter name.
 
-    The rows of blocks that are not ``one_by_one`` are computed for all samples at once.
-    All other rows, or all rows if this fails, are computed sample by sample.
+    ``S`` is ``columns``, and p is the number of entries of a parameter. The rows of
+    blocks that are not ``one_by_one`` are computed for all samples at once. All other
+    rows, or all rows if this fails, are computed sample by sample.
     """
     mapped_blocks = [block for block in blocks if not block.one_by_one]
     try:
@@ -140,10 +142,11 @@ def rows_by_loop(
     *,
     may_be_unused: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
+    """Compute outputs and Jacobian rows by one backward pass per sample and column.
 
-    ``call`` returns the outputs of a batch. ``leaves`` are parameters that require
-    gradients, and there is one tensor of rows per leaf. ``columns`` is ``S`` (b, c, k).
+    Return the outputs (b, c), and the rows ``Sᵀ J`` (b, k, p) of each leaf. ``call``
+    returns the outputs of a batch. ``leaves`` are the parameters, which must require
+    gradients. ``columns`` is ``S`` (b, c, k), with k combinations of the c outputs.
     With ``may_be_unused``, the rows of a sample that uses none of the leaves are zero.
     For example, the leaves may be weights of an expert that processes other samples.
 
@@ -155,7 +158,7 @@ def rows_by_loop(
         If a single sample has no outputs, or not as many as in a batch.
     """
     outputs, rows = [], []
-    for n, combinations in enumerate(columns):
+    for n, columns_n in enumerate(columns):
         with torch.enable_grad():
             try:
                 f = call(tree_rows(x, slice(n, n + 1)))
@@ -164,7 +167,7 @@ def rows_by_loop(
             except (RuntimeError, ValueError) as error:  # the batch raised no error
                 message = f"{DEPENDENT_SAMPLES} A single sample raised: {error}"
                 raise ValueError(message) from error
-            if f.shape != (1, len(combinations)):
+            if f.shape != (1, len(columns_n)):
                 raise ValueError(DEPENDENT_SAMPLES)
             if may_be_unused and not f.requires_grad:
                 # a graph with zero derivatives
@@ -173,7 +176,7 @@ def rows_by_loop(
                 torch.autograd.grad(
                     f[0], leaves, column, retain_graph=True, materialize_grads=True
                 )
-                for column in combinations.T
+                for column in columns_n.T
             ]
         outputs.append(f.detach())
     # `rows` has one tuple per sample and column, with one gradient per leaf

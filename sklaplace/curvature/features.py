@@ -26,8 +26,8 @@ def feature_layers(
 
     ``layout`` is the layout of the ``subset`` of weights; ``x`` is a small batch. If
     possible, the layers are read from the layout. Otherwise, `ending_layers` searches
-    the autograd graph, which is slower. For the subset "all", this search need not
-    record the called layers, because the layout has their names.
+    the autograd graph, which is slower. This search needs the names of all layers that
+    the network calls. If all weights are selected, the layout has these names.
     """
     all_have_layers = all(block.layer for block in layout.blocks)
     if subset == "last_layer" and all_have_layers:

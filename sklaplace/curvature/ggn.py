@@ -27,7 +27,7 @@ Keys = Tensor | None
 
 
 def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Return the exact Hessian with respect to the outputs.
+    """Return the exact Hessian of the loss with respect to the outputs.
 
     The resulting generalised Gauss-Newton matrix equals the Fisher information for all
     likelihoods in this package (Martens 2020, "New insights and perspectives on the
@@ -38,9 +38,10 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessi
 
 
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Return the gradient of the loss at the training targets, with k = 1.
+    """Return ``g gᵀ`` for the gradients ``g`` (b, c) of the loss in the outputs.
 
-    The resulting empirical Fisher is cheap, but does not approximate the Hessian. This
+    The gradients are those at the training targets, so ``S`` has one column ``g``. The
+    resulting empirical Fisher is cheap, but does not approximate the Hessian. This
     matrix vanishes where the network fits the targets (Kunstner, Balles and Hennig
     2019, "Limitations of the empirical Fisher approximation"), and it is quadratic in
     the scale of the loss. For one output with Gaussian noise, the matrix is
@@ -57,21 +58,23 @@ def ggn_mc(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> OutputHessian:
-    """Return gradients of the loss at ``n_draws`` targets drawn from the likelihood.
+    """Return the mean of ``g gᵀ`` over targets drawn from the likelihood.
 
-    The resulting Monte-Carlo Fisher is an unbiased estimate of the generalised
-    Gauss-Newton matrix. ``S`` has k = ``n_draws`` columns instead of c, which saves
-    time and memory for hundreds of classes. The targets drawn for a sample depend on
-    the seed and on the sample's inputs, but not on the batch.
+    ``g`` (b, c) is the gradient of the loss in the outputs at one draw. The resulting
+    Monte-Carlo Fisher is an unbiased estimate of the generalised Gauss-Newton matrix.
+    ``S`` has k = ``n_draws`` columns instead of c, which saves time and memory for
+    hundreds of classes. The targets drawn for a sample depend on the seed and on the
+    sample's inputs, but not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
-    # `likelihood.n_draws` uniform numbers determine one draw of a sample's targets
-    uniforms = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
+    # uniform numbers that determine one draw of a sample's targets
+    n_uniforms = likelihood.n_draws(f.shape[-1])
+    uniforms = counter_uniforms(keys, n_draws * n_uniforms, seed)
     by_draw = uniforms.to(f.device).chunk(n_draws, -1)
-    # gradients (b, c) at each draw, without the weights of labels, which follow below
-    columns = [likelihood.score(f, likelihood.draw(f, u)) for u in by_draw]
-    # S Sᵀ is then the mean over the draws
-    root = torch.stack(columns, -1) * float(n_draws**-0.5)
+    # g (b, c) at each draw, without the weights of labels, which follow below
+    gradients = [likelihood.score(f, likelihood.draw(f, u)) for u in by_draw]
+    # S (b, c, k), so that S Sᵀ is the mean over the draws
+    root = torch.stack(gradients, -1) * float(n_draws**-0.5)
     return Factored(root).weigh_outputs(output_weights(likelihood, y, f.shape[1]))
 
 

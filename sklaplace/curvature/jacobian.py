@@ -200,10 +200,11 @@ class Jacobian:
         return Jacobian(layers, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
-        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k').
+        """Return the tangent kernel ``Σₗ vₗ Jₗ J'ₗᵀ`` of two batches, (b, k, b', k').
 
-        ``v`` has one entry per parameter tensor, such as a prior variance. The entries
-        are split by layer, since the tensors of a layer share ``g``.
+        ``v`` (L,) has one entry per parameter tensor, such as a prior variance. The
+        kernel is then the prior covariance of the outputs. The entries are split by
+        layer, since the tensors of a layer share ``g``.
         """
         mine, theirs = aligned(self.layers, other.layers)
         factors = v.split([len(layer.blocks) for layer in mine])
@@ -231,9 +232,10 @@ class Jacobian:
     def normal_product(self, v: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
-        The rows ``SᵀM ⊗ a`` of a last layer with more than ``q`` rows per sample are
-        not formed. ``M`` (c, o) is the Jacobian of the network's outputs with respect
-        to the layer's outputs, and ``Λ = S Sᵀ``. Instead, ``v`` is mapped to layer
+        For rows ``SᵀJ``, this is the product ``Σ JᵀΛJ v`` with the Gauss-Newton matrix,
+        where ``Λ = S Sᵀ``. In a last layer, ``J = M ⊗ a``, and ``M`` (c, o) is the
+        Jacobian of the network's outputs with respect to the layer's outputs. With more
+        than q rows per sample, ``SᵀM`` is not formed. Instead, ``v`` is mapped to layer
         outputs, these are multiplied by ``MᵀΛM``, and the products are mapped back to
         weights; see `HeadBlock`.
         """
@@ -565,7 +567,7 @@ def head_jacobian(
     `SharedColumns`, which are not formed.
     """
     # S is the same for all samples; None means the identity
-    gradients = head.shared(centring, f)
+    gradients = head.shared_gradients(centring, f)
     block_type: Any = Block if isinstance(gradients, Tensor) else SharedBlock
     blocks = (block_type(gradients, a) for a in head_inputs(layout, inputs))
     return Jacobian([LayerRows(tuple(blocks))])

@@ -96,31 +96,33 @@ class Head(FieldsOnly):
         return torch.equal(self.matrix, identity) and not self.offset.any()
 
     @cached_property
-    def _shared(self) -> dict[object, Tensor | SharedColumns]:
+    def _cache(self) -> dict[object, Tensor | SharedColumns]:
         return {}
 
-    def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """Return ``SᵀM``, (1, k, 1, o), computed once for each `Centring` and dtype.
+    def shared_gradients(self, centring: Any, f: Tensor) -> Tensor | SharedColumns:
+        """Return gradients ``SᵀM`` of k network outputs in layer outputs, (1, k, 1, o).
 
-        ``columns`` is the function that returns ``S`` for outputs ``f``, a `Centring`.
-        None means the identity.
+        All samples share them. ``M`` is the ``matrix`` of the head. ``S`` is the matrix
+        that ``centring``, a `Centring`, returns for outputs ``f`` (b, c), or the
+        identity if it is None. Gradients are computed once for each `Centring` and
+        dtype.
         """
-        key = columns, f.dtype, f.device
-        if key not in self._shared:
-            self._shared[key] = self._shared_columns(columns, f)
-        return self._shared[key]
+        key = centring, f.dtype, f.device
+        if key not in self._cache:
+            self._cache[key] = self._compute_gradients(centring, f)
+        return self._cache[key]
 
-    def _shared_columns(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """Compute `shared`, in the dtype of the outputs ``f``.
+    def _compute_gradients(self, centring: Any, f: Tensor) -> Tensor | SharedColumns:
+        """Compute `shared_gradients`, in the dtype of the outputs ``f``.
 
         For an `IdentityMap`, ``SᵀM`` is ``S``, which is not formed.
         """
         if isinstance(self.matrix, IdentityMap):
             # zero groups of outputs to centre mean no centring
-            n_blocks = 0 if columns is None else columns.n_blocks
+            n_blocks = 0 if centring is None else centring.n_blocks
             return SharedColumns(self.matrix.n, n_blocks, f.new_zeros(()))
         matrix = self.matrix.to(f)
-        g = matrix if columns is None else columns(f).T @ matrix
+        g = matrix if centring is None else centring(f).T @ matrix
         return g.reshape(1, len(g), 1, -1)
 
     def fits(self, hidden: Tensor, f: Tensor) -> bool:
@@ -133,7 +135,7 @@ class Head(FieldsOnly):
         matrix, offset = self.matrix.to(f), self.offset.to(f)
         # rounding errors are relative to the sizes of the terms, not of their sum
         size = hidden.abs() @ matrix.T.abs() + offset.abs()
-        # 32 errors: twice the 16 that `_with_offset` in `subsets` sets to zero
+        # 32 errors: twice the 16 that `_head_with_offset` in `subsets` sets to zero
         allowed = 32 * torch.finfo(f.dtype).eps * size
         return bool(((hidden @ matrix.T + offset - f).abs() <= allowed).all())
 
@@ -194,6 +196,7 @@ class Layout(FieldsOnly):
     def expand_outputs(self, values: Tensor) -> Tensor:
         """Expand values per output of a layer, (o,), to values per weight, (P,)."""
         n = len(values)
+        # weights (o, i) are flattened output by output, so a value is repeated i times
         return torch.cat([values.repeat_interleave(s // n) for s in self.sizes])
 
     def read(self, module: nn.Module) -> Tensor:

@@ -17,9 +17,9 @@ from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.recorder import BACKWARD_COPIES, compare_alone
+from sklaplace.curvature.recorder import BACKWARD_COPIES, check_independent
 from sklaplace.curvature.shared import MAX_DENSE_OUTPUTS, IdentityMap
-from sklaplace.curvature.subsets import common_gradient, select
+from sklaplace.curvature.subsets import common_layer_jacobian, select
 from sklaplace.curvature.verification import check_jacobian_bytes, probe
 from sklaplace.networks import outputs
 
@@ -134,7 +134,7 @@ def infer_network_spec(
         head_map = None
     # without a head, all samples may still have the same Jacobian
     elif subset == "last_layer" and head_map is None:
-        head_map = common_gradient(layout, jacobian)
+        head_map = common_layer_jacobian(layout, jacobian)
     layout = replace(layout, is_separable=_is_separable(layout, head_map))
     fields = vars(meaning) | {"row_bytes": row_bytes}
     return NetworkSpec(
@@ -143,15 +143,15 @@ def infer_network_spec(
 
 
 def check_batch(net: NeuralNet, x: Batch, spec: NetworkSpec) -> None:
-    """Raise ValueError if a batch has new uses of layers, or samples that interact.
+    """Raise ValueError if a batch uses layers in new ways, or if its samples interact.
 
-    `backpropagate` raises the errors for layers, for one combination of the outputs.
-    `compare_alone` compares the outputs with those of a smaller batch.
+    `backpropagate` raises an error for new uses of layers. For this purpose, the rows
+    of one combination of the outputs, `probe`, are enough.
     """
     forward = outputs.as_forward(net, spec)
     with forward.frozen():
         f = backpropagate(forward, x, spec.layout, probe)[0]
-        compare_alone(forward, x, f, spec.layout.rounding)
+        check_independent(forward, x, f, spec.layout.rounding)
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:

@@ -108,16 +108,16 @@ def _chunks(a: Inputs) -> Iterable[Tensor]:
     return a.chunks() if isinstance(a, Patches) else [a]
 
 
-def contracted(a: Inputs, outputs: Tensor) -> Tensor:
-    """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
+def contracted(a: Inputs, factors: Tensor) -> Tensor:
+    """Return weighted sums ``Σᵣ factorᵣ aᵣ`` of inputs over positions, (b, n, i).
 
-    Patches are multiplied by their basis before or after they are summed over
-    positions, whichever is cheaper. The basis multiplies r rows per sample before the
-    sum, and n rows after it.
+    ``factors`` (b, n, r) has one factor per sum and position. Patches are multiplied by
+    their basis before or after they are summed over positions, whichever is cheaper.
+    The basis multiplies r rows per sample before the sum, and n rows after it.
     """
-    if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
-        return outputs @ unfolded(a)
-    return (outputs @ replace(a, basis=None).unfold()) @ a.basis
+    if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= factors.shape[1]:
+        return factors @ unfolded(a)
+    return (factors @ replace(a, basis=None).unfold()) @ a.basis
 
 
 def mean_input(a: Inputs) -> Tensor:

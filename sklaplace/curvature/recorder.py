@@ -74,11 +74,12 @@ def _samples_to_check(b: int) -> Tensor:
     return b - 1 - b * torch.arange(n) // n
 
 
-def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
-    """Compare outputs (b, c) with the outputs of some samples in a smaller batch.
+def check_independent(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
+    """Raise ValueError if outputs (b, c) depend on the other samples of the batch.
 
-    ``rounding`` is the relative rounding error of the outputs; see `agree`. Return the
-    indices of the compared samples. Raise ValueError if the outputs differ.
+    The outputs of some samples are compared with those in a smaller batch. Return the
+    indices of these samples. ``rounding`` is the relative rounding error of the
+    outputs; see `agree`.
     """
     compared = _samples_to_check(len(f))
     with torch.no_grad():
@@ -134,7 +135,7 @@ class CallRecorder(ExitStack):
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         super().__init__()
         # inputs of each layer in the smaller batch of `check`; None before the check
-        self._inputs_alone: dict[str, list[Tensor]] | None = None
+        self._inputs_of_subset: dict[str, list[Tensor]] | None = None
         # empty if the uses of parameters are not counted
         self._layout, self._parameters = layout, layer_parameters(module, layout)
         self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
@@ -142,16 +143,16 @@ class CallRecorder(ExitStack):
         self.enter_context(requiring_grad(self._parameters.values()))
         self.enter_context(only_known_layers(module, layout.called))
         for name in layout.layers:
-            layer, record = module.get_submodule(name), partial(self._record, name)
-            # `_enter` prepares the input of each call, and `_record` sees the output
-            enter = partial(self._enter, name)
-            hook = layer.register_forward_pre_hook(enter, with_kwargs=True)
+            layer, record = module.get_submodule(name), partial(self._record_call, name)
+            # `_prepare_input` sees each call's input, and `_record_call` its output
+            prepare = partial(self._prepare_input, name)
+            hook = layer.register_forward_pre_hook(prepare, with_kwargs=True)
             self.enter_context(hook)
             # before other hooks, which may change the output
             hook = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
             self.enter_context(hook)
 
-    def _enter(
+    def _prepare_input(
         self, name: str, _layer: nn.Module, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs] | None:
         """Make a layer's input require gradients, and return the layer's arguments.
@@ -162,25 +163,25 @@ class CallRecorder(ExitStack):
         passes unchanged.
         """
         x = first_input(args, kwargs)
-        if self._inputs_alone is not None:
-            self._inputs_alone[name].append(x.detach())
+        if self._inputs_of_subset is not None:
+            self._inputs_of_subset[name].append(x.detach())
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
-    def _record(
+    def _record_call(
         self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
         """Record the input of a layer's call, and the gradient edge of its output.
 
         Return the output, or a copy that replaces it in the network.
         """
-        if self._inputs_alone is not None:
+        if self._inputs_of_subset is not None:
             return output
         if output._is_view():
             # an in-place activation would remove the edge of a view from the graph
             output = output.clone()
         assert isinstance(layer.weight, Tensor)
-        # `_enter` has made the input the only argument
+        # `_prepare_input` has made the input the only argument
         edge, n_axes = get_gradient_edge(output), layer.weight.ndim
         self.calls[name].append(_Call(args[0].detach(), n_axes, edge, output.shape))
         return output
@@ -235,11 +236,11 @@ class CallRecorder(ExitStack):
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError
         # from now on, the hooks record inputs here instead of calls
-        self._inputs_alone = {name: [] for name in self.calls}
-        compared = compare_alone(forward, x, f, rounding)
+        self._inputs_of_subset = {name: [] for name in self.calls}
+        compared = check_independent(forward, x, f, rounding)
         for name, calls in self.calls.items():
             inputs = [call.x[compared] for call in calls]
-            if not _agree_each(self._inputs_alone[name], inputs, rounding):
+            if not _agree_each(self._inputs_of_subset[name], inputs, rounding):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:

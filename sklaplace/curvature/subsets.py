@@ -23,7 +23,7 @@ from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import MAX_LISTED, BlockSpec, Head, Layout, contains
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE_OUTPUTS, IdentityMap
-from sklaplace.curvature.uses import check_gradients, count_uses, restarted_at
+from sklaplace.curvature.uses import check_gradients, count_uses, marked_outputs
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
@@ -70,7 +70,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
         # samples that call layers not seen here are refused later, since such a layer
         # may come after the last layers found here; without a graph, all are allowed
         layout = replace(layout, called=tuple(calls.names))
-    return _with_head(forward, x, layout)
+    return _with_affine_head(forward, x, layout)
 
 
 def trainable(forward: Forward, x: Batch) -> Layout:
@@ -113,7 +113,7 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
             f"{valid}{ellipsis}.{hint}"
         )
     selected = [s for s in specs if any(contains(name, s.name) for name in names)]
-    return _with_head(forward, x, _layout(forward, x, calls, selected))
+    return _with_affine_head(forward, x, _layout(forward, x, calls, selected))
 
 
 def subnetwork(
@@ -219,16 +219,17 @@ def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
         return not torch.equal(twin(x), before)
 
 
-def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
+def _with_affine_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
     """Add a `Head` to a layout that selects the weight of a single Linear layer.
 
-    The layout is returned unchanged if it selects other parameters, or only the bias.
-    The head is None if the outputs are not an affine function of the layer's outputs.
+    The head is the affine map from the outputs of this layer to those of the network,
+    or None if there is no such map. The layout is returned unchanged if it selects
+    parameters of other layers, or only the bias.
     """
-    layers = {spec.layer for spec in layout.blocks}
-    name = layers.pop()  # None for parameters with dense rows
-    # if names are left, there are several layers; the weight precedes the bias
-    if layers or name is None or layout.blocks[0].is_bias:
+    # the name is None for parameters without a layer, which have dense rows
+    name, *other_names = {spec.layer for spec in layout.blocks}
+    # a selected weight precedes its bias
+    if other_names or name is None or layout.blocks[0].is_bias:
         return layout
     layer = forward.module.get_submodule(name)
     if not isinstance(layer, nn.Linear):
@@ -242,9 +243,9 @@ def _affine_head(
     """Return the affine map from a layer's outputs to the network's outputs.
 
     Return None if no such map is the same for all samples, or if the layer is called
-    several times or at several positions. The identity is found from one combination
-    of outputs. Any other map requires the Jacobian of all outputs. Each later forward
-    pass checks that its outputs agree with the map.
+    several times or at several positions. Gradients of one combination of the outputs
+    show whether the map is the identity. Any other map requires the Jacobian of all
+    outputs. Each later forward pass checks that its outputs agree with the map.
     """
     layer_outputs: list[Tensor] = []  # one per call
 
@@ -266,13 +267,13 @@ def _affine_head(
         return Head(IdentityMap(n_outputs), f.new_zeros(n_outputs, dtype=torch.float64))
     if is_identity:
         matrix = torch.eye(n_outputs, dtype=torch.float64, device=f.device)
-        return _with_offset(matrix, hidden, f)
+        return _head_with_offset(matrix, hidden, f)
     check_jacobian_bytes(f)  # raises an error if the Jacobian needs too much memory
-    shared = common_gradient(layout, backpropagate(forward, x, layout)[1])
-    return None if shared is None else _with_offset(shared, hidden, f)
+    shared = common_layer_jacobian(layout, backpropagate(forward, x, layout)[1])
+    return None if shared is None else _head_with_offset(shared, hidden, f)
 
 
-def _with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
+def _head_with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
     """Return the head ``f = hidden matrixᵀ + offset``, or None if it does not fit.
 
     The layer outputs ``hidden`` are (b, o), the network outputs ``f`` are (b, c), and
@@ -289,15 +290,15 @@ def _with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
     return head if head.fits(hidden, f) else None
 
 
-def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
+def common_layer_jacobian(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     """Return the last-layer Jacobian (c, o) shared by all samples, in float64.
 
     The Jacobian is the derivative of the c outputs with respect to the layer's outputs.
     Return None if samples differ, or if the layout does not select one layer that is
     used at one position. ``jacobian`` has one row per output, (k = c).
     """
-    # g has shape (b, c, r, o)
-    g, layers = jacobian.layers[0].first.g, {spec.layer for spec in layout.blocks}
+    layers = {spec.layer for spec in layout.blocks}
+    g = jacobian.layers[0].first.g  # (b, c, r, o)
     if len(layers) > 1 or None in layers or g.shape[2] != 1:
         return None
     g = g.squeeze(2)
@@ -318,7 +319,7 @@ def ending_layers(
     called = list(dict.fromkeys(map(_without_parametrization, called)))
     # leave out modules that contain other layers
     layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
-    return _ends(forward, x, layers) or [_last_called(forward, x, layers)]
+    return _layers_at_end(forward, x, layers) or [_last_called(forward, x, layers)]
 
 
 def _without_parametrization(name: str) -> str:
@@ -328,12 +329,13 @@ def _without_parametrization(name: str) -> str:
     return ".".join(names[:end])
 
 
-def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
+def _layers_at_end(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Return layers whose outputs reach the network's outputs through no other layer.
 
-    A marker tensor is added to the outputs of each layer. Searches through the graph
-    stop there, at nodes called walls. The last layers are those whose markers are used
-    by the network's outputs but not by the inputs of any layer.
+    `marked_outputs` adds a marker, a leaf of the autograd graph, to the outputs of each
+    layer. Searches through the graph stop behind the markers, at nodes called walls.
+    The last layers are those whose markers are reached from the network's outputs, but
+    not from the inputs of any layer.
     """
     inputs: list[Tensor] = []  # of all layers
 
@@ -346,10 +348,10 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
             layer = forward.module.get_submodule(name)
             hook = layer.register_forward_pre_hook(record_inputs, with_kwargs=True)
             hooks.enter_context(hook)
-        markers, walls = hooks.enter_context(restarted_at(forward.module, layers))
-        used_by_outputs = count_uses([forward(x)], walls)
-    last = used_by_outputs.keys() - count_uses(inputs, walls).keys()
-    return [name for name, marker in markers.items() if marker in last]
+        markers, walls = hooks.enter_context(marked_outputs(forward.module, layers))
+        reached_from_outputs = count_uses([forward(x)], walls).keys()
+    at_end = reached_from_outputs - count_uses(inputs, walls).keys()
+    return [name for name, marker in markers.items() if marker in at_end]
 
 
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:

@@ -64,42 +64,42 @@ def check_gradients(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def restarted_at(
+def marked_outputs(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a zero leaf tensor to each layer's outputs during forward passes.
+    """Add a marker, a leaf tensor of zero, to each layer's outputs in forward passes.
 
-    Yield the leaves by layer, and the set of nodes before the additions, which grows in
-    each pass. A search that stops at these nodes finds only the part of the graph that
-    begins at the layers' outputs. The graph before the nodes is not cut, since networks
-    may compute derivatives with respect to inputs.
+    Yield the markers by layer, and the set of the outputs' own graph nodes (walls),
+    which grows in each pass. A search that stops at the walls finds only the part of
+    the graph that begins at the layers' outputs. The graph behind the walls is not cut,
+    since networks may compute derivatives with respect to inputs.
     """
-    starts = {name: torch.zeros(()).requires_grad_() for name in layers}
+    markers = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()
 
-    def restart(name: str, _layer: nn.Module, _args: object, output: object) -> object:
-        return _restarted(output, starts[name], walls)
+    def mark(name: str, _layer: nn.Module, _args: object, output: object) -> object:
+        return _marked(output, markers[name], walls)
 
     with ExitStack() as hooks:
         for name in layers:
             layer = module.get_submodule(name)
-            hooks.enter_context(layer.register_forward_hook(partial(restart, name)))
-        yield starts, walls
+            hooks.enter_context(layer.register_forward_hook(partial(mark, name)))
+        yield markers, walls
 
 
-def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Return a layer's output plus a zero leaf; add the output's node to ``walls``.
+def _marked(output: object, marker: Tensor, walls: set[object]) -> object:
+    """Return a layer's output plus its marker; add the output's node to ``walls``.
 
     Tensors in tuples and lists are treated one by one. Outputs that are not floating
     point numbers have no graph and stay unchanged.
     """
     if type(output) is tuple:
-        return tuple(_restarted(part, start, walls) for part in output)
+        return tuple(_marked(part, marker, walls) for part in output)
     if type(output) is list:
-        return [_restarted(part, start, walls) for part in output]
+        return [_marked(part, marker, walls) for part in output]
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
     if output.grad_fn is None:  # perhaps a parameter, which is a leaf itself
         output = output.detach()
     walls.add(output.grad_fn)
-    return output + start  # a new tensor may be modified in place
+    return output + marker  # a new tensor may be modified in place

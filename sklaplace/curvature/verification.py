@@ -130,7 +130,7 @@ def _verified_on(
     factored = [spec for spec in specs if spec.layer is not None]
     at = len(f) - 1 - indices  # places of the samples in reverse order
     x_reversed, columns_reversed = tree_rows(x, reverse), columns[reverse]
-    names = wrong(_layer_rows(forward, x_reversed, factored, columns_reversed, at))
+    names = wrong(_factored_rows(forward, x_reversed, factored, columns_reversed, at))
     # without a layer, a spec has dense rows
     specs = [BlockSpec(s.name, s.shape) if s.name in names else s for s in specs]
     dense = [spec for spec in specs if spec.layer is None]
@@ -175,7 +175,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
     return torch.cos(1 + 2 * steps)
 
 
-def _layer_rows(
+def _factored_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
     """Return the factored rows (b', k, p) of the b' samples at indices ``at``, by name.
@@ -194,7 +194,7 @@ def _layer_rows(
             return {specs[0].name: None}
         rows: _Rows = {}
         for spec in specs:
-            rows |= _layer_rows(forward, x, [spec], columns, at)
+            rows |= _factored_rows(forward, x, [spec], columns, at)
         return rows
     tensors = join_columns(parts)[1].tensors()
     return {s.name: t.take(at).dense() for s, t in zip(specs, tensors, strict=True)}

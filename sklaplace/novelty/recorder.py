@@ -10,7 +10,7 @@ from sklaplace.core.random import row_hash
 from sklaplace.core.trees import Batch
 from sklaplace.curvature.accumulation import Recorder
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.curvature.recorder import compare_alone
+from sklaplace.curvature.recorder import check_independent
 from sklaplace.data.dataset import Batches
 from sklaplace.likelihoods.base import loss_weights
 from sklaplace.networks.forward import Forward
@@ -79,8 +79,8 @@ class NoveltyRecorder(Recorder):
         If so, samples have the same features in a smaller batch.
         """
         rounding = self._spec.layout.rounding
-        compared = compare_alone(self._forward, x, f, rounding)
-        # the comparison has passed these samples through the network again
+        compared = check_independent(self._forward, x, f, rounding)
+        # the comparison has passed some samples of the batch through the network again
         alone = self._features.take(len(compared))
         return alone is not None and agree(alone, features[compared], rounding)
 

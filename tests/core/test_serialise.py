@@ -190,7 +190,7 @@ def test_caches_are_not_pickled(subset):
     before = len(pickle.dumps(model.network_spec_))
     model.predict_proba(X)
     head = model.network_spec_.layout.head
-    assert head is None or head._shared
+    assert head is None or head._cache
     assert len(pickle.dumps(model.network_spec_)) == before
 
 
