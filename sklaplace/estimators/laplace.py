@@ -799,7 +799,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # only raises for invalid inputs
-            mean, cov = model.in_graph(forward, rows, n_joint)
+            mean, cov = model.differentiable_moments(forward, rows, n_joint)
             mean, cov = require_finite(mean, cov)
             # to units of y, in the graph
             return self._targets.restored_outputs(self._likelihood, mean, cov)

@@ -405,9 +405,9 @@ class GaussianPosterior:
             return self.replace(sigma_noise=levels[0])
         proportions = self.noise_proportions.to(levels).expand_as(levels)
         # levels = σ · new proportions, with a σ that keeps the mean of their logarithms
-        ratio = levels / proportions
-        sigma = ratio.log().mean().exp()
-        factors = sigma / ratio  # old proportions divided by new proportions
+        sigmas = levels / proportions
+        sigma = sigmas.log().mean().exp()
+        factors = sigma / sigmas  # old proportions divided by new proportions
         rescaled = self.replace(sigma_noise=sigma)
         is_same = bool((factors.detach() - 1).abs().max() < MAX_ROUNDING_OF_LEVELS)
         structure = None  # unless it is converted to the new proportions

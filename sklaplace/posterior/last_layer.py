@@ -166,19 +166,19 @@ class LastLayerModel(LinearModel):
         """
         blocks = self._blockwise(f, rho, dtype)
         if blocks is not None:
-            return self._on_weights(blocks, rho, dtype)
+            return self._on_vectors(blocks, rho, dtype)
         n, i = self.features.shape
         # the dual form is smaller for fewer samples than features, but may be too large
         dual = self._dual_blockwise(f, rho) if n < i else None
         operator = self._kron_operator(f, rho, dtype) if dual is None else dual
 
-        def rows(values: Tensor) -> Tensor:  # the operator on (o, i) instead of (P,)
-            return self.by_output(operator(self.from_outputs(values)))
+        def solve(rows: Tensor) -> Tensor:  # the operator on (o, i) instead of (P,)
+            return self.by_output(operator(self.from_outputs(rows)))
 
-        return self._on_weights(rows, rho, dtype)
+        return self._on_vectors(solve, rho, dtype)
 
     def _kron_operator(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Invert a Kronecker-factored ``H`` plus the mean of ``ρ``."""
+        """Return the inverse of a Kronecker-factored ``H`` plus the mean of ``ρ``."""
         kron = self._kron(f, GGN)
         eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
         return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
@@ -188,9 +188,9 @@ class LastLayerModel(LinearModel):
     ) -> Operator | None:
         """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
-        In this basis, ``M`` is the diagonal of ``H + ρ`` (George et al. 2018, "Fast
-        approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
-        weights must have the same precision ``ρ``. The basis is computed once. The
+        In this basis, ``M`` is the diagonal of ``H + ρ`` (EKFAC: George et al. 2018,
+        "Fast approximate natural gradient descent in a Kronecker-factored eigenbasis").
+        All weights must have the same precision ``ρ``. The basis is computed once. The
         diagonal is computed as a matrix product over a subsample. The result is None if
         precisions differ, if there are fewer samples than features, or if the subsample
         is too large.
@@ -206,29 +206,30 @@ class LastLayerModel(LinearModel):
         ratio = n / len(squares)  # from the subsample to all samples
         diagonal = ((curvatures.T @ squares).double() * ratio + low).to(dtype)
         basis = basis.to(dtype)
-        return self._on_weights(
+        return self._on_vectors(
             lambda rows: (rows @ basis / diagonal) @ basis.T, rho, dtype
         )
 
-    def _on_weights(self, rows: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Convert an operator on rows to an operator on weights (P,)."""
-        apply = self._with_null_space(rows, rho, dtype)
-        return lambda v: self.from_outputs(apply(self.by_output(v)))
+    def _on_vectors(self, solve: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """Convert an approximate inverse on rows (o, i) to one on weights (P,)."""
+        on_rows = self._exact_on_class_means(solve, rho, dtype)
+        return lambda v: self.from_outputs(on_rows(self.by_output(v)))
 
-    def _with_null_space(
-        self, rows: Operator, rho: Tensor, dtype: torch.dtype
+    def _exact_on_class_means(
+        self, solve: Operator, rho: Tensor, dtype: torch.dtype
     ) -> Operator:
-        """Apply the prior alone to means over classes, and the operator to deviations.
+        """Divide means over classes by the prior precision, and solve for deviations.
 
-        ``rows`` is the operator on weights (o, i), one row per output of the layer. A
-        softmax ignores a constant that is added to all logits. ``H`` is zero in the
-        corresponding directions. With one preconditioner block per output, each
-        direction in which ``H`` is zero would require one iteration. If all classes
-        have the same prior precisions, no other directions are affected. Otherwise, or
-        without a softmax, the operator is returned unchanged.
+        ``solve`` approximates ``(H + diag ρ)⁻¹`` on weights (o, i), one row per output
+        of the layer. A softmax ignores a constant that is added to all logits, so ``H``
+        is zero in directions that change the weights of all classes equally. With one
+        preconditioner block per output, each direction in which ``H`` is zero would
+        require one iteration. If all classes have the same prior precisions, means and
+        deviations do not mix. Otherwise, or without a softmax, ``solve`` is returned
+        unchanged.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
-            return rows
+            return solve
         groups = self.likelihood.n_blocks, -1
         # (blocks, classes, i): each block of classes has its own softmax
         precisions = self.by_output(rho).unflatten(0, groups)
@@ -236,13 +237,13 @@ class LastLayerModel(LinearModel):
         # a prior below the rounding errors of the gradient has no effect
         is_lost = common.min() < torch.finfo(dtype).eps * self._largest_curvature
         if is_lost or not (precisions == precisions[:, :1]).all():
-            return rows
+            return solve
 
-        def separated(values: Tensor) -> Tensor:
-            grouped = values.unflatten(0, groups)
+        def separated(rows: Tensor) -> Tensor:
+            grouped = rows.unflatten(0, groups)
             means = grouped.mean(1, keepdim=True)
-            solved = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
-            # replaces means that the operator adds to the deviations
+            solved = solve((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            # also remove the means that `solve` adds to the deviations
             means = means / common - solved.mean(1, keepdim=True)
             return (solved + means).flatten(0, 1)
 
@@ -278,8 +279,9 @@ class LastLayerModel(LinearModel):
         return hessian.diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
-        """Invert each output's block of ``H + diag ρ``, computed on a subsample.
+        """Return the inverse of the diagonal blocks of ``H + diag ρ``, one per output.
 
+        The blocks are computed on a subsample, and the inverse acts on weights (o, i).
         The block of an output is ``Σ λ a aᵀ + diag ρ``, with the inputs ``a`` (i,) of
         each sample and the curvature ``λ`` of its loss in the output. Return None if
         the blocks are too large, or singular due to rounding. The computation takes
@@ -305,8 +307,9 @@ class LastLayerModel(LinearModel):
         return lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
-        """Invert the blocks, computed on all samples, by the Woodbury identity.
+        """Return the inverse of the blocks of all outputs, by Woodbury's identity.
 
+        The blocks are computed on all samples, and the inverse acts on weights (P,).
         The block of an output is ``Xᵀ S² X + D``, with inputs ``X`` (N, i), roots ``S``
         of the samples' curvatures in this output, and ``D = diag ρ``. Its inverse is
         ``D⁻¹ - D⁻¹ Xᵀ S (I + S X D⁻¹ Xᵀ S)⁻¹ S X D⁻¹``, so that only matrices (N, N)

@@ -245,8 +245,9 @@ class LinearModel(ABC):
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> (H + diag ρ) v`` at outputs ``f``, for ``H = Jᵀ Λ J``.
 
-        ``Λ`` is the Hessian of the weighted losses in the outputs. If outputs have
-        weights, ``Λ`` is multiplied by their square roots from both sides, because the
+        ``H`` is the generalised Gauss-Newton matrix, here equal to the Hessian. ``Λ``
+        is the Hessian of the weighted losses in the outputs. If outputs have weights,
+        ``Λ`` is multiplied by their square roots from both sides, because the
         likelihood's Hessian is that of the losses without weights.
         """
         (forward, backward), ridge = self.products(dtype), rho.to(dtype)

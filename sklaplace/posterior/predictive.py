@@ -200,7 +200,7 @@ def moments(
     return mean, deviations @ deviations.mT / n
 
 
-def in_graph(
+def differentiable_moments(
     posterior: GaussianPosterior, forward: Forward, x: Batch, n_joint: int = 1
 ) -> Moments:
     """Return differentiable moments of the linearised outputs, float64.

@@ -15,7 +15,7 @@ from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, MarglikTraining
-from sklaplace.posterior.tuning.comparison import increased_means, network_losses
+from sklaplace.posterior.tuning.comparison import means_if_worse, network_losses
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -194,7 +194,7 @@ def test_a_learned_prior_is_compared():
 )
 def test_small_and_random_differences_are_not_shown(excess, is_shown):
     excess = torch.tensor(excess).double()
-    means = increased_means(excess + 1, torch.ones_like(excess), 3 * excess**0)
+    means = means_if_worse(excess + 1, torch.ones_like(excess), 3 * excess**0)
     assert (means is not None) == is_shown
     if means:
         assert means == pytest.approx((1.02, 1.0))

@@ -14,8 +14,8 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import (
+    differentiable_moments,
     glm,
-    in_graph,
     linearised_draws,
     moments,
     network_draws,
@@ -154,12 +154,12 @@ def test_moments():
 @every_prior
 @pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "affine_head"])
 @pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
-def test_in_graph(case, subset, name, prior):
+def test_differentiable_moments(case, subset, name, prior):
     """The values equal those outside the graph; finite differences check gradients."""
     found = problem(case, "Gaussian", subset)
     posterior, _ = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)
-    in_mean, in_cov = in_graph(posterior, found.forward, found.x)
+    in_mean, in_cov = differentiable_moments(posterior, found.forward, found.x)
     assert_equal(in_mean, mean, 1e-10)
     assert_equal(in_cov, cov)
 
@@ -169,4 +169,4 @@ def test_gradients_in_the_inputs(name, prior):
     found = problem("mlp", "Gaussian")
     posterior = found.posterior(name, prior)
     x = found.x[:2].clone().requires_grad_()
-    assert gradcheck(lambda x: in_graph(posterior, found.forward, x), [x])
+    assert gradcheck(lambda x: differentiable_moments(posterior, found.forward, x), [x])

@@ -20,8 +20,8 @@ from sklaplace.estimators.predicting.output_model import (
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
+    differentiable_moments,
     glm,
-    in_graph,
     linearised_draws,
     linearised_mean,
 )
@@ -92,7 +92,7 @@ class GLMOutputs(WeightDraws):
             return mean, rows @ rows.mT
         return mean, torch.einsum("ncp,mcp->nmc", root, root)
 
-    def in_graph(
+    def differentiable_moments(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
         """Return means and covariances that are differentiable in ``x``.
@@ -100,7 +100,7 @@ class GLMOutputs(WeightDraws):
         Groups of q = ``n_joint`` consecutive samples have means (b/q, q·c) and joint
         covariances (b/q, q·c, q·c).
         """
-        return in_graph(self.posterior, forward, x, n_joint)
+        return differentiable_moments(self.posterior, forward, x, n_joint)
 
 
 # pred_type -> class for the distribution of outputs

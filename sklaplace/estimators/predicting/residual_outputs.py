@@ -127,7 +127,7 @@ class ResidualOutputs(WeightDraws):
         c, amplitudes = mean.shape[1], self.residual.amplitudes
         return mean, amplitudes.added_jointly(cov, rows, c, across_outputs)
 
-    def in_graph(
+    def differentiable_moments(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
         """Return moments that are differentiable in ``x``; see `GLMOutputs`.
@@ -136,7 +136,7 @@ class ResidualOutputs(WeightDraws):
         covariances (b/q, q·c, q·c).
         """
         assert isinstance(self.inner, GLMOutputs)
-        mean, cov = self.inner.in_graph(forward, x, n_joint)
+        mean, cov = self.inner.differentiable_moments(forward, x, n_joint)
         rows = self._rows(forward, x, keeps_graph=True).unflatten(0, (-1, n_joint))
         c, amplitudes = mean.shape[1] // n_joint, self.residual.amplitudes
         return mean, amplitudes.added_jointly(cov, rows, c, across_outputs=True)

@@ -28,7 +28,7 @@ from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, takes_logarithm, unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.networks.training import batch_weights
-from sklaplace.posterior.tuning.comparison import increased_means, network_losses
+from sklaplace.posterior.tuning.comparison import means_if_worse, network_losses
 
 # attributes that are only needed during training
 _OF_TRAINING = "training_", "before_", "best_", "earlier_", "epoch_", "hyperparameters_"
@@ -139,7 +139,7 @@ class PriorCallback(Callback, ABC):
         if before is not None:
             (losses_before, _), (losses, weights) = before, self._held_out_losses(net)
             # None unless the mean loss has increased by more than its uncertainty
-            means = increased_means(losses, losses_before, weights)
+            means = means_if_worse(losses, losses_before, weights)
         if means is not None:  # (after, before)
             warn_user(
                 f"{type(self).__name__} increased the mean loss of the net's held-out "

@@ -35,7 +35,7 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     """
     if problem.learned is not None:
         # fixed, and learned for the network's weights, so these are not refitted
-        problem = problem.under(problem.learned, refine=False)
+        problem = problem.with_fixed_prior(problem.learned, refine=False)
         if not problem.free_noise:
             compare_with_network(problem, problem.posterior)
             return problem.posterior
@@ -108,7 +108,7 @@ def by_evidence(problem: TuningProblem) -> GaussianPosterior:
         if noise_on_held_out or problem.refine == "auto":
             # keep the prior, and let held-out samples choose the rest
             delta = posterior.prior_precision
-            fixed_prior = problem.under(delta, refine=problem.refine)
+            fixed_prior = problem.with_fixed_prior(delta, refine=problem.refine)
             posterior = tune_on_validation(fixed_prior)
     compare_with_network(problem, posterior)
     return posterior

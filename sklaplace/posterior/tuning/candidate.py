@@ -67,17 +67,18 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
             for batch, mean, projection in projections:
                 cov = projection.covariance(precision, diagonal=diagonal)
                 errors.append(_Errors.of(problem, mean, cov, batch))
-    return [  # errors joined over batches, field by field
-        _candidate(problem, ratio, _Errors(*map(torch.cat, zip(*errors, strict=True))))
-        for ratio, errors in zip(path, by_ratio, strict=True)
-    ]
+    # each field of the errors of all batches is concatenated
+    joined = (_Errors(*map(torch.cat, zip(*each, strict=True))) for each in by_ratio)
+    pairs = zip(path, joined, strict=True)
+    return [_candidate(problem, ratio, errors) for ratio, errors in pairs]
 
 
 def implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
-    """Return the variance σ² () implied by ``ρ = δ/scale`` under a fixed prior."""
+    """Return the noise variance σ², (), that a fixed δ and ``ρ = δ/scale`` imply."""
     h = posterior.hyperparameters
-    inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
-    return inverse_scale ** (1 / posterior.curvature_order)
+    # scale = σ^(-2·order) / T, and all weights have the same ρ/δ
+    power = (ratio / h.prior_precision).mean() / h.temperature  # σ^(2·order)
+    return power ** (1 / posterior.curvature_order)
 
 
 class _Errors(NamedTuple):
@@ -143,7 +144,7 @@ def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candid
     posterior, total = problem.posterior, float(errors.weights.sum())
     shares = errors.weights / total
     if posterior.likelihood.has_noise:
-        variance, mean_loss = _with_noise(
+        variance, mean_loss = _noise_and_loss(
             problem, ratio, shares, errors.squares, errors.variances
         )
         posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
@@ -161,7 +162,7 @@ def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candid
     )
 
 
-def _with_noise(
+def _noise_and_loss(
     problem: TuningProblem,
     ratio: Tensor,
     weights: Tensor,

@@ -44,7 +44,7 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
     noise = posterior.hyperparameters.sigma_noise
     fixed_noise = None if problem.free_noise else noise
     reference, weights = network_losses(likelihood, outputs, fixed_noise)
-    means = increased_means(torch.cat(losses), reference, weights)
+    means = means_if_worse(torch.cat(losses), reference, weights)
     if means is None:  # the posterior is not clearly worse
         return
     # the evidence also chose the noise, which 'auto' tunes on held-out samples
@@ -99,12 +99,13 @@ def network_losses(
     return losses, weights
 
 
-def increased_means(
+def means_if_worse(
     losses: Tensor, reference: Tensor, weights: Tensor
 ) -> tuple[float, float] | None:
-    """Return the weighted means of losses (n,) and of reference losses (n,).
+    """Return the weighted means of losses (n,) and of reference losses (n,), or None.
 
-    Return None unless the mean difference exceeds `NOTABLE` and its standard error.
+    None means that the losses are not clearly larger: their mean excess is at most
+    `NOTABLE` or at most its standard error.
     """
     shares, excess = weights / weights.sum(), losses - reference
     mean = shares @ excess

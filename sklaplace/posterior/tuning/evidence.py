@@ -189,9 +189,9 @@ class NegativeEvidence:
         posterior = self.posterior
         if not self.free_prior:
             return posterior
-        gamma = _group_sum(posterior, torch.full_like(posterior.mean, 0.5))
+        gamma = _sum_by_precision(posterior, torch.full_like(posterior.mean, 0.5))
         low, high = (_typical_precision(posterior) * math.exp(k) for k in (-10, 10))
-        delta = torch.clamp(gamma / _group_scatter(posterior), low, high)
+        delta = torch.clamp(gamma / _scatter_by_precision(posterior), low, high)
         return posterior.replace(prior_precision=delta)
 
     def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
@@ -227,6 +227,7 @@ class NegativeEvidence:
         scatter = float(p.scatter())
         u = delta / (p.scale * p.structure.eigenvalues + delta)
         sum_w, sum_uw = len(u) - float(u.sum()), float((u * (1 - u)).sum())
+        # Σ log u = log det diag δ - log det P
         value = (scatter - float(u.log().sum())) / 2 - float(p.log_likelihood())
         gradient = np.array([scatter - sum_w, 2 * n - 4 * loss - 2 * order * sum_w]) / 2
         mixed, in_noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
@@ -375,10 +376,10 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
     gammas = _effective_parameters(posterior)  # of each weight, or their sum
-    gamma = _group_sum(posterior, gammas)
+    gamma = _sum_by_precision(posterior, gammas)
     trace_correction = posterior.precision.trace_correction()
     if problem.free_prior:
-        scatter = _group_scatter(posterior)
+        scatter = _scatter_by_precision(posterior)
         # solves δ² scatter = δ γ + c, where c = δ trace_correction is independent of δ
         root = (gamma**2 + 4 * scatter * delta * trace_correction).sqrt()
         h = replace(h, prior_precision=clamped((gamma + root) / (2 * scatter)))
@@ -442,22 +443,24 @@ def _accelerated(history: list[Tensor]) -> Tensor:
     return target if is_inside else torch.full_like(target, (low + high) / 2)
 
 
-def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
+def _sum_by_precision(posterior: GaussianPosterior, values: Tensor) -> Tensor:
     """Sum values (P,) over the weights that share a prior precision.
 
     The result has the shape of the prior precision: (), (P,), or (L,) with the sum of
     a group of parameter tensors for each of its tensors.
     """
     shape = posterior.prior_precision.shape
-    # a single number, for which values may already be their sum, or one per weight
-    if not shape or shape == values.shape:
-        return values if shape else values.sum()
+    if not shape:  # one for all weights; the values may already be their sum
+        return values.sum()
+    if shape == values.shape:  # one per weight
+        return values
+    # one per parameter tensor
     sums = torch.stack([piece.sum() for piece in posterior.layout.split(values)])
     groups = posterior.hyperparameters.groups
     return sums if groups is None else priors.group_sums(sums, groups)
 
 
-def _group_scatter(posterior: GaussianPosterior) -> Tensor:
-    """Return ``‖θ - μ₀‖²`` for each prior precision."""
+def _scatter_by_precision(posterior: GaussianPosterior) -> Tensor:
+    """Return ``‖θ - μ₀‖²`` for each prior precision, above zero for divisions."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
-    return _group_sum(posterior, squares).clamp(min=SMALLEST)
+    return _sum_by_precision(posterior, squares).clamp(min=SMALLEST)

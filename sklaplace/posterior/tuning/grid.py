@@ -64,8 +64,8 @@ def score_grid(
         prior_precisions, "prior path", len(prior_precisions)
     ):
         delta = torch.full_like(problem.posterior.prior_precision, value)
-        fixed = problem.under(delta, refine=problem.refine)
-        chosen = _precise(fixed, best_candidate(fixed))
+        fixed = problem.with_fixed_prior(delta, refine=problem.refine)
+        chosen = _precise_candidate(fixed, best_candidate(fixed))
         # the whole problem and all folds use the noise level that the folds chose
         noise = chosen.posterior.hyperparameters.sigma_noise
         posterior, *folds = (
@@ -95,7 +95,7 @@ def _mean_log_likelihood(fold: TuningProblem, posterior: GaussianPosterior) -> f
     return -candidate.score / sum(weights)
 
 
-def _precise(problem: TuningProblem, chosen: Candidate) -> Candidate:
+def _precise_candidate(problem: TuningProblem, chosen: Candidate) -> Candidate:
     """Return the candidate with the best noise level nearby, and with precise refits.
 
     The prior precision is fixed, so the noise level determines ``ρ = δ/scale``. The

@@ -27,7 +27,7 @@ STRIDE = 4
 MIDDLE = 8
 
 
-def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
+def best_unrefitted(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate on the path that keeps the network's weights.
 
     The path contains ratios ``ρ = δ/scale``, starting with the strongest prior. The
@@ -146,11 +146,8 @@ def refitted(
     each fold is refitted, and the score is that of all folds together.
     """
     refits = []
-    for part, posterior in zip(
-        problem.parts,
-        start.refitted if start else [part.posterior for part in problem.parts],
-        strict=True,
-    ):
+    starts = start.refitted if start else [part.posterior for part in problem.parts]
+    for part, posterior in zip(problem.parts, starts, strict=True):
         if part.free_prior:
             template = posterior.replace(prior_precision=ratio * posterior.scale)
         else:

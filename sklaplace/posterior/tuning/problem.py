@@ -132,7 +132,7 @@ class TuningProblem:
         """Whether all parts have held-out samples."""
         return all(part.validation is not None for part in self.parts)
 
-    def under(
+    def with_fixed_prior(
         self, prior_precision: Tensor, *, refine: bool | Literal["auto"]
     ) -> "TuningProblem":
         """Return the problem and its folds with a fixed prior precision.
@@ -144,7 +144,9 @@ class TuningProblem:
             posterior=self.posterior.replace(prior_precision=prior_precision),
             free_prior=False,
             refine=refine,
-            folds=tuple(f.under(prior_precision, refine=refine) for f in self.folds),
+            folds=tuple(
+                f.with_fixed_prior(prior_precision, refine=refine) for f in self.folds
+            ),
         )
 
     @property

@@ -11,7 +11,7 @@ from sklaplace.core.checks import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.problem import TuningProblem
-from sklaplace.posterior.tuning.validation import accepted, best_candidate
+from sklaplace.posterior.tuning.validation import best_candidate, final_posterior
 
 # Logarithms of the temperatures to score, and precision of the bounded search around
 # the best temperature.
@@ -61,4 +61,4 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
             "temperature. They may be training samples, or too few samples. Pass more "
             "held-out samples, or do not tune the temperature."
         )
-    return accepted(tempered(best), candidates[best])
+    return final_posterior(tempered(best), candidates[best])

@@ -19,8 +19,8 @@ from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.evidence import marglik
 from sklaplace.posterior.tuning.path_search import (
     MARGIN,
-    best_kept,
     best_refitted,
+    best_unrefitted,
 )
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
@@ -55,7 +55,7 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     If there is noise and the curvature is of order two, a point on the path does not
     determine the refitted model, so the network's weights are kept.
     """
-    return accepted(problem, best_candidate(problem))
+    return final_posterior(problem, best_candidate(problem))
 
 
 def best_candidate(problem: TuningProblem) -> Candidate:
@@ -67,7 +67,7 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     path = _path(problem)
     # None if no refits are asked for
     refits = best_refitted(problem, path) if problem.refine is True else None
-    chosen = refits or best_kept(problem, path)
+    chosen = refits or best_unrefitted(problem, path)
     # noise and a curvature of order two: δ/scale does not determine a refitted model
     is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
     # all folds are scored, and the whole problem is refitted in the end
@@ -80,11 +80,12 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     return chosen
 
 
-def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
-    """Return the posterior of a candidate; raise ValueError if no score is finite.
+def final_posterior(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
+    """Return the tuned posterior for the chosen candidate.
 
-    A refitted model is fitted again, precisely and to all training samples. A tuned
-    noise level is increased, because few held-out values determine it.
+    Raise ValueError if its score is not finite. A refitted model is fitted again,
+    precisely and to all training samples. A tuned noise level is increased, because few
+    held-out values determine it.
     """
     if not math.isfinite(chosen.score):
         raise ValueError(

@@ -5,7 +5,7 @@ import torch
 
 from sklaplace.posterior.tuning import path_search
 from sklaplace.posterior.tuning.candidate import Candidate
-from sklaplace.posterior.tuning.path_search import MIDDLE, best_kept
+from sklaplace.posterior.tuning.path_search import MIDDLE, best_unrefitted
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 N_POINTS = 21
@@ -33,7 +33,7 @@ def search(score_at, **changes):
         **changes,
     }
     path = list(torch.arange(N_POINTS))
-    return best_kept(SimpleNamespace(**problem), path).score
+    return best_unrefitted(SimpleNamespace(**problem), path).score
 
 
 @pytest.mark.parametrize("best", range(N_POINTS))
