@@ -546,7 +546,8 @@ def _block(
 def _layers(blocks: list[Block]) -> list[LayerRows]:
     """Combine each weight with a bias that follows it and has the same gradients.
 
-    Other parameter tensors have `LayerRows` of their own.
+    These are the weight and the bias of a layer that is used at one position. Other
+    parameter tensors have `LayerRows` of their own.
     """
     layers: list[LayerRows] = []
     for block in blocks:

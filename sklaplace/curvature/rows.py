@@ -447,7 +447,10 @@ class HeadBlock(BaseBlock):
         return (self.g if self.a is None else self.a).device
 
     def layer_outputs(self, v: Tensor) -> Tensor:
-        """Return layer outputs for weights ``v`` (p, q), as (b, o, q) or (1, o, q)."""
+        """Return layer outputs for weights ``v`` (p, q), as (b, o, q).
+
+        The outputs of a bias are the same for all samples, (1, o, q).
+        """
         matrices = v.reshape(self.n_outputs, -1, v.shape[1])  # (o, i, q)
         if self.a is None:
             return matrices.transpose(0, 1)
@@ -587,7 +590,7 @@ def variance(layers: Iterable[LayerRows], v: Tensor) -> Tensor:
 
 
 def total(terms: list[Tensor]) -> Tensor:
-    """Add the terms, broadcasting any bias entry that all samples share."""
+    """Add terms (b, ...); a term (1, ...), as of a bias, is that of all samples."""
     return sum(terms[1:], terms[0])
 
 

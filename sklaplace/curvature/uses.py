@@ -51,7 +51,7 @@ def unseen_use(layer: str) -> ValueError:
 
 
 def check_gradients(names: Sequence[str]) -> None:
-    """Raise an error if any selected parameters have no gradient."""
+    """Raise ValueError if ``names``, of parameters without gradients, is not empty."""
     if names:
         raise ValueError(
             f"subset_of_weights selects {', '.join(map(repr, names[:3]))}. These "

@@ -212,7 +212,7 @@ class PointsAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
-        """Count the numbers in dense rows and in products with rows of all points."""
+        """Count the numbers in a sample's dense rows and products with all points."""
         # rows of convolutions are sums over positions, which become dense
         dense = [block.size for block in layout.blocks if len(block.shape) > 2]
         # three copies of the products, and two copies of the largest dense rows

@@ -187,11 +187,12 @@ class Moment:
         device: torch.device,
         n_groups: int = 1,
     ) -> "Moment":
-        """Compute the moment of one batch of inputs, or of a bias if ``a`` is None.
+        """Compute ``Σ w a aᵀ`` of one batch of inputs, or of a bias if ``a`` is None.
 
-        ``a`` has the shape (samples, positions, i). The moment of a group is always a
-        matrix. Otherwise, wide inputs keep only the diagonal, and few rows are kept as
-        a root, which is cheaper to decompose than a matrix.
+        ``a`` has the shape (samples, positions, i), and ``weights`` are ``w``
+        (samples,). The moment of a group is always a matrix. Otherwise, wide inputs
+        keep only the diagonal, and few rows are kept as a root, which is cheaper to
+        decompose than a matrix.
         """
         unit = torch.ones((), dtype=torch.float64, device=device)
         if a is None:  # the input of a bias is one, in all batches

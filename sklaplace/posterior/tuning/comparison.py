@@ -83,20 +83,22 @@ def network_losses(
         f = f.double()
         if likelihood.is_classification:
             p = likelihood.probabilities(f).flatten(0, -2)
-            loss = likelihood.log_loss(p.clamp(min=torch.finfo(p.dtype).tiny).log(), y)
+            log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
+            values = likelihood.log_loss(log_p, y)
         elif likelihood.has_noise:
-            loss = f - y  # residuals: the noise may depend on all batches
+            values = f - y  # residuals: the noise may depend on all batches
         else:  # outputs have no variance, and the noise level is not used
-            loss = -likelihood.log_density(f, torch.zeros_like(f), y.double(), 1.0)
-        rows.append((loss, torch.ones_like(f[:, 0]) if w is None else w.double()))
-    losses, weights = map(torch.cat, zip(*rows, strict=True))
-    if likelihood.has_noise:  # losses (n,) of residuals (n, c)
-        zero = torch.zeros_like(losses)
-        if noise is None:
-            likelihood = Gaussian()  # without the ratios of the noise levels
-            noise = clamped(weights @ losses**2 / weights.sum()).sqrt()
-        losses = -likelihood.log_density(losses, zero, zero, noise)
-    return losses, weights
+            values = -likelihood.log_density(f, torch.zeros_like(f), y.double(), 1.0)
+        rows.append((values, torch.ones_like(f[:, 0]) if w is None else w.double()))
+    values, weights = map(torch.cat, zip(*rows, strict=True))
+    if not likelihood.has_noise:
+        return values, weights
+    if noise is None:
+        likelihood = Gaussian()  # without the ratios of the noise levels
+        noise = clamped(weights @ values**2 / weights.sum()).sqrt()
+    # residuals are outputs of variance zero for targets of zero
+    zero = torch.zeros_like(values)
+    return -likelihood.log_density(values, zero, zero, noise), weights
 
 
 def means_if_worse(
