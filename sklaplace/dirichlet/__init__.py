@@ -10,6 +10,7 @@ can come from a Laplace approximation, an ensemble or a variational network. The
   `uncertainty`, `interval`, `log_density`, `sample`, `plausible_classes`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from sklaplace.dirichlet.distribution import (
     uncertainty,
     variance,
 )
-from sklaplace.dirichlet.projection import kl_projection
+from sklaplace.dirichlet.projection import centred_projection, kl_projection
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,15 @@ class Approximation:
         Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
         Whether ``function`` centres the logits.
+    independent_above : float
+        Number of classes above which a `LaplaceClassifier` treats the logits as
+        independent, and passes variances although ``function`` is not ``diagonal``.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     diagonal: bool = False
     centred: bool = True
+    independent_above: float = math.inf
 
     def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
         """Return the concentrations (b, K) for Gaussian logits."""
@@ -71,7 +76,10 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "bridge_norm_published": Approximation(
         partial(centred_bridge, norm="published"), diagonal=True
     ),
-    "projection": Approximation(kl_projection),
+    # For 100 and 300 classes, treating the logits of a Laplace approximation as
+    # independent changes the total concentration by 1 to 2 % (median). This is as much
+    # as the error of the quadrature. With SWAG, it changes by 74 %.
+    "projection": Approximation(centred_projection, independent_above=100),
 }
 """Dirichlet approximations, keyed by the value of ``dirichlet_approx``."""
 
