@@ -432,13 +432,14 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ``reduce`` is applied to the probabilities of each batch.
         """
         # other output models have draws, whose probabilities the parent averages
-        if not self._outputs().model.is_gaussian:
+        outputs = self._outputs()
+        if not outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)
         link, n_classes = self._link(), self._targets.n_classes
         of_logits = partial(
             _reduced_proba, link.function, self._points(link), n_classes, reduce
         )
-        return self._map_logits(X, of_logits, link)
+        return self._map_logits(outputs, X, of_logits, link)
 
     def _points(self, link: Link) -> Callable[[Tensor], Tensor]:
         """Return the function from logits (b, K) to the points (s, K) of a link."""

@@ -24,7 +24,7 @@ from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.constraints import one_of, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
-from sklaplace.estimators.predicting.output_model import unchanged
+from sklaplace.estimators.predicting.output_model import BatchedOutputs, unchanged
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets, normalised
 from sklaplace.estimators.training.samples import Samples
@@ -90,6 +90,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
     def _map_logits(
         self,
+        outputs: BatchedOutputs,
         X: Inputs,
         function: Callable[[Tensor, Tensor], Tensor],
         kind: dirichlet.Approximation | Link,
@@ -100,7 +101,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         covariances, and centred logits (without their mean). The likelihood converts
         the moments of outputs to those of logits, batch by batch.
         """
-        (values,) = self._outputs().map_gaussian(
+        (values,) = outputs.map_gaussian(
             self._check_inputs(X),
             partial(_apply_to_logits, self._likelihood, function),
             diagonal=self._needs_variances_only(kind.diagonal),
@@ -132,8 +133,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        check_is_fitted(self)
-        self._check_settings()
+        outputs = self._outputs()  # raises if not fitted
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
@@ -141,7 +141,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         if self._correlations_are_small and n_classes > approximation.independent_above:
             approximation = replace(approximation, diagonal=True)
         # passed twice: the object is a function, and states what the function requires
-        alpha = self._map_logits(X, approximation, approximation)
+        alpha = self._map_logits(outputs, X, approximation, approximation)
         # a network with one logit has two columns, even if fit had a single class
         return alpha[:, : self._targets.n_classes]
 
@@ -166,7 +166,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         if outputs.model.is_gaussian:
             function = partial(_sampled_entropies, self.n_samples, self._seed)
             # draws require what the Monte Carlo link requires
-            return self._map_logits(X, function, LINKS["mc"])
+            return self._map_logits(outputs, X, function, LINKS["mc"])
         of_batch = partial(_entropies_of_draws, self._likelihood)
         return outputs.map_draws(self._check_inputs(X), of_batch)[0]
 
