@@ -284,7 +284,7 @@ def first_where(
     Returns
     -------
     ndarray
-        Smallest values; NaN where ``low`` or ``high`` is NaN.
+        Smallest values; NaN where ``high`` is NaN.
 
     Notes
     -----

@@ -343,10 +343,11 @@ def gumbel(
 
 
 def _gumbel(mean: Tensor, cov: Tensor, dtype: torch.dtype) -> Tensor:
-    """Apply `gumbel` to a few samples.
+    """Return the probabilities (b, K) of `gumbel` for a few samples.
 
-    Quadrature is used for samples with a large variance, and the cheaper second-order
-    expansion for the others.
+    The logits are treated as independent, with the same variances after centring. The
+    expected softmax is integrated by quadrature for samples with a large variance. The
+    cheaper second-order expansion is used for the others.
     """
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:

@@ -210,16 +210,17 @@ class Leverage(FieldsOnly):
     def leave_one_out(
         self, features: Tensor, groups: Tensor, weights: Tensor
     ) -> Tensor:
-        """Return leave-one-out leverages (b, R) of training samples.
+        """Return leave-one-out leverages (b, R) of training samples, for R ridges.
 
         The features (b, i) and weights (b,) are among the sums in ``moments``. If a
         weight exceeds one, only one unit of it is left out. The leverage of a sample
         that is alone in its group is infinite.
 
         Leaving a weight r out of a group of n multiplies the deviation d from the
-        group's mean by ``f = n / (n - r)``, and subtracts ``r f d dᵀ`` from ``W``. By
-        the Sherman-Morrison formula, the distance D becomes ``f² D / (1 - r f D)``. The
-        ridge is kept. Without a ridge, the result is ``h / (1 - h)`` for r = 1.
+        group's mean by ``f = n / (n - r)``, and subtracts ``r f d dᵀ`` from the scatter
+        W within groups. By the Sherman-Morrison formula, the distance ``D = dᵀ W⁻¹ d``
+        becomes ``f² D / (1 - r f D)``. The ridge is kept. Without a ridge, the result
+        for r = 1 is ``h / (1 - h)``, with the leverage h of linear regression.
         """
         counts = self.moments.counts[groups].unsqueeze(1)  # n
         removed = weights.to(counts).clamp(max=1).unsqueeze(1)  # r

@@ -340,7 +340,9 @@ class LastLayerModel(LinearModel):
         inverses = lower_inverse(lower)
 
         def apply(v: Tensor) -> Tensor:
-            scaled = v / rho  # in float32, differences would be rounding errors
+            # rho is in float64, and so is all that follows: the difference below would
+            # be a rounding error in float32, in which v may be
+            scaled = v / rho
             # S (L Lᵀ)⁻¹ S X D⁻¹ v, as (N, o)
             columns = inverses @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
             hidden = (inverses.mT @ columns).squeeze(2).T * roots

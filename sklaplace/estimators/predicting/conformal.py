@@ -121,11 +121,14 @@ class Conformal:
     def interval(self, ends: Sequence[Array], coverage: Array) -> Array:
         """Return interval ends (n, c, 2, n_levels) from the ends that models predict.
 
-        ``ends`` contains one array (n, c, 2 s) per model, at `signed_scores`. With
-        several models (CV+), each score yields an end on either side. The interval
-        extends to the end at which the weights of the scores suffice for the coverage.
+        ``ends`` contains one array (n, c, 2 s) per model: the lower ends at its s
+        scores, and the upper ends; see `signed_scores`. Without models of folds, there
+        is one array, which the estimator predicts. With them (CV+), each score of each
+        model yields an end on either side. The interval extends to the end at which the
+        weights of the scores suffice for the coverage.
         """
         if not self.models:
+            # the estimator's own ends, at the limits for all coverages
             return ends[0].reshape(*ends[0].shape[:2], 2, -1)
         needed, weights = self._needed(coverage), np.concatenate(self.weights)
         # a pair of arrays (n, c, s) per model, joined to a pair (n, c, Σ s)

@@ -425,6 +425,7 @@ class Trainer:
         if self.likelihood is not None and not self.has_prior:
             # another loss differs on any samples, so a few suffice
             x, _, _ = batch = next(iter(trained.batches(trained.train, 16)))
+            # the criterion expects logits, of which some modules return more
             with logits_alone(trained.net, x):
                 warn_of_other_loss(trained.net, trained.spec.likelihood, batch)
 
