@@ -1,5 +1,6 @@
 """Settings and fixtures shared by all tests."""
 
+import gc
 import os
 
 # Read by scipy when it is first imported; without it scikit-learn skips a check.
@@ -66,13 +67,25 @@ def mark_tables(items):
 
 
 def mark_examples(items):
-    """Mark the examples of methods that train a network as slow."""
+    """Mark examples that train a network as slow, of methods and of most regressors."""
     for item in items:
         example = getattr(item, "dtest", None)
         if example is not None and ".fit(" in example.docstring:
-            *_, owner, _ = example.name.split(".")
-            if owner[0].isupper():
+            *_, owner, name = example.name.split(".")
+            is_twin = "Regressor" in name and name != "LaplaceRegressor"
+            if owner[0].isupper() or is_twin:
                 item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage among thousands of tests, which all stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
