@@ -25,6 +25,7 @@ from torch import nn
 from sklaplace import (
     MCDropoutClassifier,
     SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -161,7 +162,11 @@ def test_frozen_nets_with_the_weights_of_their_initialisation_raise_a_warning(ki
 @pytest.mark.usefixtures("full_training")
 @pytest.mark.parametrize(
     ("kind", "noise"),
-    [*((kind, "auto") for kind in REGRESSORS), (VariationalRegressor, "learned")],
+    [
+        *((kind, "auto") for kind in REGRESSORS if kind is not SWAGRegressor),
+        (VariationalRegressor, "learned"),
+        pytest.param(SWAGRegressor, "auto", marks=pytest.mark.slow),
+    ],
 )
 def test_noise_of_each_column(kind, noise):
     rng, levels = np.random.default_rng(0), np.array([0.1, 1.0])

@@ -31,6 +31,7 @@ def models():
     return {"clf": clf, "reg": reg, "ensemble": ensemble, "dropout": dropout}
 
 
+FIXED = {"prior_precision": 1.0, "sigma_noise": 1.0}
 ALPHA = torch.tensor([[6.0, 3.0, 1.0], [600.0, 300.0, 100.0]])
 OF_FRACTIONS = {
     "set": lambda m, q: m["clf"].predict_set(X, q),
@@ -55,7 +56,7 @@ OF_COUNTS = {
     "members": lambda m, k: m["ensemble"].sample_y(X_REG, k),
     "seed": lambda m, k: m["clf"].sample_proba(X, 2, random_state=k),
     "folds": lambda m, k: (
-        LaplaceRegressor(regressor(max_epochs=2), prior_precision=1.0, random_state=0)
+        LaplaceRegressor(regressor(max_epochs=2), random_state=0, **FIXED)
         .fit(X_REG, T)
         .conformalize(X_REG, T, cv=k)
         .predict_interval(X_REG, method="conformal")
@@ -130,8 +131,9 @@ def test_narrow_integers_in_the_constructor(name):
     net = None if kind is MCDropoutClassifier else classifier(max_epochs=2)
     net = regressor(max_epochs=2) if is_regressor else net
     data = (X_REG, T) if is_regressor else (X, Y)
+    given = {name: FIXED[name] for name in FIXED.keys() & {*kind._get_param_names()}}
     found, expected = (
-        kind(net, random_state=0, **given).fit(*data).score_samples(data[0])
-        for given in (narrow(options), options)
+        kind(net, random_state=0, **given, **chosen).fit(*data).score_samples(data[0])
+        for chosen in (narrow(options), options)
     )
     np.testing.assert_array_equal(found, expected)

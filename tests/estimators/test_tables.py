@@ -128,7 +128,9 @@ def test_numbers_give_the_results_of_their_array(net, kind):
 
 
 class TestSurprises:
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize(
+        "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))]
+    )
     def test_new_levels(self, seed):
         model = LaplaceRegressor(random_state=seed).fit(TABLE, NUMBERS)
         scores, stds, means = [], [], []

@@ -210,7 +210,7 @@ DEFAULTS = [
     LaplaceRegressorCV(random_state=0, cv=2, prior_precisions=[0.1, 1.0]),
     DeepEnsembleClassifier(n_estimators=2, random_state=0),
     MCDropoutRegressor(n_samples=4, random_state=0),
-    SWAGClassifier(n_samples=4, random_state=0),
+    SWAGClassifier(n_samples=4, n_snapshots=3, random_state=0),
     VariationalRegressor(n_samples=4, random_state=0),
 ]
 
@@ -239,14 +239,15 @@ def test_another_network_keeps_its_threads_also_in_a_fit_that_fails():
 @pytest.mark.usefixtures("_two_threads")
 def test_threads_that_fit_and_predict_at_once_leave_the_setting():
     """The setting belongs to the process; the last thread restores it."""
-    fitted = LaplaceRegressor(random_state=0).fit(R_X, R_Y.ravel())
+    fixed = {"prior_precision": 1.0, "sigma_noise": 0.3, "random_state": 0}
+    fitted = LaplaceRegressor(**fixed).fit(R_X, R_Y.ravel())
     expected = fitted.predict(R_X, return_std=True)
 
     def work(fits):
         for _ in range(2):
             model = fitted
             if fits:
-                model = LaplaceRegressor(random_state=0).fit(R_X, R_Y.ravel())
+                model = LaplaceRegressor(**fixed).fit(R_X, R_Y.ravel())
             found = model.predict(R_X, return_std=True)
             np.testing.assert_array_equal(found, expected)
         return torch.get_num_threads()

@@ -34,6 +34,8 @@ SMALL = {
     "random_state": 0,
 }
 EVERY = [*CLASSIFIERS, *REGRESSORS, LaplaceRanker]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in REGRESSORS]
+most = pytest.mark.parametrize("kind", [*CLASSIFIERS, *SLOW, LaplaceRanker])
 # phases of each kind, with its defaults and so few samples
 LAPLACE = ["train", "train on folds", "curvature", "tune"]
 PHASES = {
@@ -74,7 +76,7 @@ def phases(printed):
     return re.findall(r"^\[\w+\] ([a-z ]+): (?:under )?\d", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@most
 def test_zero_is_silent(kind, capfd):
     model, samples = made(kind)
     outputs = model.fit(*samples).predict(samples[0])
@@ -95,7 +97,7 @@ def test_one_prints_phases_and_a_summary(kind, capsys):
 
 
 @pytest.mark.parametrize("has_tqdm", [True, False])
-@pytest.mark.parametrize("kind", EVERY)
+@most
 def test_two_adds_bars(kind, has_tqdm, capsys, monkeypatch):
     """With tqdm, ``verbose=2`` adds bars to the lines of ``verbose=1``."""
     if not has_tqdm:

@@ -222,6 +222,7 @@ class RecordedAlone(MLP):
 
 
 CHEAP = {"prior_precisions": [1.0, 10.0], "n_snapshots": 5, "steps_per_snapshot": 2}
+CHEAP |= {"n_samples": 5, "n_estimators": 1}
 
 
 def cheap(kind, module, n, **params):

@@ -274,19 +274,19 @@ class TestWholeBatches:
         assert_same_training(self.net, rows, Y[::2], some)
 
     @pytest.mark.parametrize(
-        "kind",
+        ("kind", "settings"),
         [
-            LaplaceClassifier,
-            DeepEnsembleClassifier,
-            MCDropoutClassifier,
-            SWAGClassifier,
-            VariationalClassifier,
+            (LaplaceClassifier, FIXED),
+            (DeepEnsembleClassifier, {"n_estimators": 2, "random_state": 0}),
+            (MCDropoutClassifier, {"n_samples": 5, "random_state": 0}),
+            (SWAGClassifier, {"n_snapshots": 3, "n_samples": 5, "random_state": 0}),
+            (VariationalClassifier, {"n_samples": 5, "random_state": 0}),
         ],
     )
-    def test_estimators(self, kind):
+    def test_estimators(self, kind, settings):
         slow = {"iterator_train": RowByRow, "iterator_valid": RowByRow}
         fast, slow = (
-            kind(clone(self.net).set_params(max_epochs=3, **loaders), random_state=0)
+            kind(clone(self.net).set_params(max_epochs=3, **loaders), **settings)
             .fit(X, Y)
             .predict_proba(X)
             for loaders in ({}, slow)
@@ -356,5 +356,5 @@ class TestWeightedLoss:
 def test_uncached_scores_see_weighted_rows(on_train):
     scoring = EpochScoring("accuracy", on_train=on_train, use_caching=False, name="s")
     net = classifier(callbacks=[scoring], train_split=ValidSplit(4))
-    model = LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=WEIGHTS)
+    model = LaplaceClassifier(net, **FIXED).fit(X, Y, sample_weight=WEIGHTS)
     assert all(0 <= score <= 1 for score in model.estimator_.history[:, "s"])
