@@ -67,13 +67,16 @@ def mark_tables(items):
 
 
 def mark_examples(items):
-    """Mark examples that train a network as slow, of methods and of most regressors."""
+    """Mark examples that train a network as slow.
+
+    Those of plots and of most regressors repeat what others show.
+    """
     for item in items:
         example = getattr(item, "dtest", None)
         if example is not None and ".fit(" in example.docstring:
             *_, owner, name = example.name.split(".")
             is_twin = "Regressor" in name and name != "LaplaceRegressor"
-            if owner[0].isupper() or is_twin:
+            if owner[0].isupper() or is_twin or ".plotting." in example.name:
                 item.add_marker("slow")
 
 

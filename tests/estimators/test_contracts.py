@@ -340,11 +340,11 @@ def files_are_answered_as_arrays(subject):
 def workers_change_no_bit(subject):
     found = []
     for n_jobs in (1, 2) if "n_jobs" in subject.model.get_params() else ():
-        model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=8)
+        model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=20)
         with joblib.parallel_config(backend="threading"):
             model.fit(subject.X, subject.y)
             before = fingerprint(model.estimator_)
-            found.append(answers(model, subject.X[:10]))
+            found.append(answers(model, subject.X[:25]))
         # hooks and modes belong to a module, so each thread has its own
         assert fingerprint(model.estimator_) == before
     for one, other in itertools.pairwise(found):
@@ -803,7 +803,7 @@ def test_integer_weights_are_repeated_samples(kind, settings):
 @every_setting
 @both_kinds
 def test_workers_change_no_bit(kind, settings):
-    model, X, y = frozen(kind, settings | {"batch_size": 8})
+    model, X, y = frozen(kind, settings | {"batch_size": 20})
     alone = clone(model).fit(X, y)
     with joblib.parallel_config(backend="threading"):
         assert_same_posterior(model.set_params(n_jobs=2).fit(X, y), alone, X, 0)

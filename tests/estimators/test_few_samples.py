@@ -127,7 +127,7 @@ def test_only_few_samples_without_others_are_tuned_by_folds(monkeypatch):
     monkeypatch.setattr(laplace, "FEW_FOR_NOISE", few_for_noise)
     monkeypatch.setattr(folds, "MANY_SAMPLES", many_samples)
     quick, split = regressor(Noted, max_epochs=2), ValidSplit(5)
-    model = LaplaceRegressor(quick, random_state=0)
+    model = LaplaceRegressor(quick, refine=False, residual="none", random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
     X, y = waves(few_for_noise)
     n_folds = min(N_FOLDS, FOLDS_OF_MANY)  # at least many_samples
