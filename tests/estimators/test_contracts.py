@@ -783,7 +783,7 @@ def test_neither_batches_nor_order_of_training_samples_matter(kind, settings):
     model, X, y = frozen(kind, settings)
     order = np.random.default_rng(1).permutation(len(X))
     whole = clone(model).fit(X, y)
-    for batch_size, rows in ((59, ...), (1000, order)):  # the last has one sample
+    for batch_size, rows in ((59, ...), (1000, order)):  # one sample is left
         model.set_params(batch_size=batch_size).fit(X[rows], y[rows])
         assert_same_posterior(model, whole, X, 1e-10)
     shuffled = whole.latent_mean_and_variance(X[order])

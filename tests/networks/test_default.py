@@ -74,9 +74,7 @@ VARIANTS = {
     "with dropout": lambda net: _short(with_dropout(net)),
 }
 every_variant = pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
-SHAPES = [
-    *[(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3), (700, 5, 3)],
-]
+SHAPES = [(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3), (700, 5, 3)]
 
 
 class TestStandardisation:
