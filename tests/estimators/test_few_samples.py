@@ -23,8 +23,7 @@ from sklaplace import (
     LaplaceRegressor,
 )
 from sklaplace.data.split import MIN_ROWS, hash_folds, row_keys
-from sklaplace.estimators.training import folds, laplace
-from sklaplace.estimators.training.folds import FOLDS_OF_MANY, N_FOLDS
+from sklaplace.estimators.training.folds import FOLDS_OF_MANY, MANY_SAMPLES, N_FOLDS
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT
 
@@ -122,18 +121,15 @@ FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
 
 
 @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best")
-def test_only_few_samples_without_others_are_tuned_by_folds(monkeypatch):
-    few_for_noise, many_samples = 200, 120
-    monkeypatch.setattr(laplace, "FEW_FOR_NOISE", few_for_noise)
-    monkeypatch.setattr(folds, "MANY_SAMPLES", many_samples)
+def test_only_few_samples_without_others_are_tuned_by_folds():
     quick, split = regressor(Noted, max_epochs=2), ValidSplit(5)
-    model = LaplaceRegressor(quick, refine=False, residual="none", random_state=0)
+    model = LaplaceRegressor(quick, random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
-    X, y = waves(few_for_noise)
-    n_folds = min(N_FOLDS, FOLDS_OF_MANY)  # at least many_samples
+    X, y = waves(FEW_FOR_NOISE)
+    n_folds = min(N_FOLDS, FOLDS_OF_MANY)  # at least MANY_SAMPLES
     assert n_trainings(model, X[1:], y[1:]) == n_folds + 1
     assert n_trainings(model, X, y) == 1
-    many = X[:many_samples], y[:many_samples]
+    many = X[:MANY_SAMPLES], y[:MANY_SAMPLES]
     assert n_trainings(model, *many) == n_folds + 1
     assert n_trainings(model, *(part[1:] for part in many)) == N_FOLDS + 1
     constant = LaplaceRegressor(quick, sigma_noise="homoscedastic", random_state=0)

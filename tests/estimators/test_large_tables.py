@@ -1,7 +1,5 @@
 """Default networks of large tables, which are trained on parts of the samples."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -12,9 +10,9 @@ from sklaplace import (
     MCDropoutClassifier,
     SWAGRegressor,
 )
-from sklaplace.networks import default
+from sklaplace.networks.default import FULL_BATCH_ROWS
 
-N = default.MANY_ROWS + 50
+N = FULL_BATCH_ROWS + 300
 rng = np.random.default_rng(0)
 X = rng.normal(size=(N, 3))
 NUMBERS = np.sin(2 * X[:, 0]) + 0.3 * rng.normal(size=N)
@@ -31,14 +29,18 @@ CASES = {
         "predict_proba",
     ),
     "dropout": (MCDropoutClassifier, X, LABELS, "predict_proba"),
-    "swag": (partial(SWAGRegressor, n_snapshots=3), X, NUMBERS, "predict"),
+    "swag": (SWAGRegressor, X, NUMBERS, "predict"),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_order_and_repetitions_do_not_matter(name, monkeypatch):
-    monkeypatch.setattr(default, "FULL_BATCH_ROWS", N)
-    monkeypatch.setitem(default._PARTS_ADAM, "part_size", 250)
+# the others take the same steps in training
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "labels"
+]
+
+
+@pytest.mark.parametrize("name", ["labels", *SLOW])
+def test_order_and_repetitions_do_not_matter(name):
     kind, inputs, targets, method = CASES[name]
     levels = ([0.1, 0.5, 0.9],) if method == "predict_quantiles" else ()
     weights = rng.integers(1, 3, size=N)
