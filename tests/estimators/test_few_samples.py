@@ -123,7 +123,7 @@ FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
 @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best")
 def test_only_few_samples_without_others_are_tuned_by_folds():
     quick, split = regressor(Noted, max_epochs=2), ValidSplit(5)
-    model = LaplaceRegressor(quick, random_state=0)
+    model = LaplaceRegressor(quick, refine=False, residual="none", random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
     X, y = waves(FEW_FOR_NOISE)
     n_folds = min(N_FOLDS, FOLDS_OF_MANY)  # at least MANY_SAMPLES
