@@ -268,7 +268,7 @@ MUTATIONS = [
     Mutation(
         "dropout masks drawn for each sample",
         "sklaplace/estimators/dropout.py",
-        "1 if rest else n",
+        "1 if rest else n_heads",
         "shape[0]",
         "estimators/test_dropout.py",
     ),
