@@ -117,6 +117,18 @@ def test_classifier_beside_its_network(name, shown):
     assert of_predict <= limit_of_predict
 
 
+def test_a_thousand_classes(shown):
+    X, y, net = generated(8000, 32, 20, 1000)
+    model = LaplaceClassifier(net, random_state=0)
+    found = {"fit": ratio(lambda: model.fit(X, y), lambda: training(net, X, y), 1)}
+    for name in ("predict_set", "predict_dirichlet", "predict_uncertainty"):
+        calls = [partial(getattr(model, n), X[:500]) for n in (name, "predict_proba")]
+        found[name] = ratio(*calls, REPEATS_OF_PREDICT)
+    shown(**found)
+    assert found.pop("fit") <= 14
+    assert max(found.values()) <= 4
+
+
 @pytest.mark.parametrize(("n", "epochs", "n_targets", "is_split", "limit"), REGRESSORS)
 def test_regressor_beside_its_network(n, epochs, n_targets, is_split, limit, shown):
     X, y = make_friedman1(n, noise=1.0, random_state=0)
