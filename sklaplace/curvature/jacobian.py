@@ -487,10 +487,12 @@ def _layer_factors(
             g, a = columns.new_zeros(b, k, 1, o), columns.new_zeros(b, 1, i)
             factors[name] = Block(g, a)
         elif len(blocks) == 1:
-            g, a = blocks[0].g, blocks[0].a
+            (block,) = blocks
             # at one position, later products would each copy the gradients; at several,
             # most use another order of the axes, and copy them anyway
-            factors[name] = Block(g.contiguous() if g.shape[2] == 1 else g, a)
+            if block.g.shape[2] == 1:
+                block = Block(block.g.contiguous(), block.a)
+            factors[name] = block
         else:
             a = torch.cat([block.inputs for block in blocks], 1)
             factors[name] = Block(torch.cat([block.g for block in blocks], 2), a)

@@ -10,7 +10,6 @@ can come from a Laplace approximation, an ensemble or a variational network. The
   `uncertainty`, `interval`, `log_density`, `sample`, `plausible_classes`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from sklaplace.dirichlet.distribution import (
     uncertainty,
     variance,
 )
-from sklaplace.dirichlet.projection import centred_projection, kl_projection
+from sklaplace.dirichlet.projection import kl_projection
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,11 @@ class Approximation:
         Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
         Whether ``function`` centres the logits.
-    independent_above : float
-        Number of classes above which a `LaplaceClassifier` treats the logits as
-        independent, and passes variances although ``function`` is not ``diagonal``.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     diagonal: bool = False
     centred: bool = True
-    independent_above: float = math.inf
 
     def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
         """Return the concentrations (b, K) for Gaussian logits."""
@@ -76,10 +71,7 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "bridge_norm_published": Approximation(
         partial(centred_bridge, norm="published"), diagonal=True
     ),
-    # For 100 and 300 classes, treating the logits of a Laplace approximation as
-    # independent changes the total concentration by 1 to 2 % (median). This is as much
-    # as the error of the quadrature. With SWAG, it changes by 74 %.
-    "projection": Approximation(centred_projection, independent_above=100),
+    "projection": Approximation(kl_projection),
 }
 """Dirichlet approximations, keyed by the value of ``dirichlet_approx``."""
 

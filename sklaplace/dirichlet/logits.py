@@ -9,9 +9,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -30,8 +28,6 @@ _CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: minimum and maximum numbers of directions, and maximum
 # dimension with three radii instead of two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE_RADII = 8, 64, 8
-# Number of points of `logsumexp_gap` for independent logits, without their negatives.
-_N_STRATA = 32
 # Number of logits with the largest variances that are integrated separately, and nodes
 # of the trapezoidal rule for these one-dimensional integrals. Beyond ±8, the normal
 # density is below 1e-14.
@@ -69,13 +65,7 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     centred -= columns
     centred += rows.mean(-2, keepdim=True)
     is_rounding = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
-    return centred_mean(mean), centred.masked_fill_(is_rounding.unsqueeze(-1), 0)
-
-
-def centred_mean(mean: Tensor) -> Tensor:
-    """Return ``Cμ`` in float64."""
-    mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
-    return mean - mean.mean(-1, keepdim=True)
+    return _centre_mean(mean), centred.masked_fill_(is_rounding.unsqueeze(-1), 0)
 
 
 def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,34 +83,12 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     The cost is O(K²) time and O(K) memory per sample.
     """
     if cov.ndim == mean.ndim:  # variances, which are those of centred logits
-        return centred_mean(mean), cov.double()
+        return _centre_mean(mean), cov.double()
     rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
     # only the diagonal of CΣC
     diagonal = cov.diagonal(dim1=-2, dim2=-1)
     variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)
-    return centred_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
-
-
-def independent_variances(centred: Tensor) -> Tensor:
-    """Return variances ``d ≥ 0`` of independent logits with given centred variances.
-
-    Parameters
-    ----------
-    centred : Tensor of shape (b, K)
-        Diagonal of ``C diag(d) C``, where ``C = I − 11ᵀ/K`` and K > 1.
-
-    Returns
-    -------
-    Tensor of shape (b, K)
-        Variances, which are exact unless a negative variance is replaced by zero.
-    """
-    n_classes = centred.shape[-1]
-    if n_classes == 2:  # only the sum is identifiable
-        return 2 * centred
-    # centred_k = (1 − 2/K) d_k + Σ_j d_j / K², so its sum is (1 − 1/K) Σ_j d_j
-    total = centred.sum(-1, keepdim=True)
-    variances = (n_classes * centred - total / (n_classes - 1)) / (n_classes - 2)
-    return variances.clamp(min=0)
+    return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
 
 
 def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
@@ -238,9 +206,8 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     ----------
     log_proba : Tensor of shape (b, K)
         Mean of the logits minus its ``logsumexp``.
-    factor : Tensor of shape (b, K, d) or (b, K)
-        Factor ``F``, where ``F Fᵀ`` is the covariance of the logits, or the standard
-        deviations of independent logits.
+    factor : Tensor of shape (b, K, d)
+        Factor ``F``, where ``F Fᵀ`` is the covariance of the logits.
 
     Returns
     -------
@@ -265,46 +232,34 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     The rule has 36 points for ten classes, and never more than 256 points. Each point
     costs O(K²).
 
-    For independent logits, the points are a Latin hypercube instead. Each logit takes
-    one random value from each of 64 equally probable intervals, so that sums of
-    functions of single logits are nearly exact. Each point costs O(K). For 100 and 300
-    classes with standard deviations up to 8, the error of the gap is at most 8 %.
-
     References
     ----------
     Genz and Monahan (1998), "Stochastic integration rules for infinite regions", SIAM
     Journal on Scientific Computing 19(2).
     """
-    is_independent = factor.ndim == log_proba.ndim
-    points_of = _latin_hypercube if is_independent else _rule
     # points (s, d) and weights (s,); each point also represents its negative
-    points, weights = (values.to(factor) for values in points_of(factor.shape[-1]))
-    if is_independent:
-        shifts, variances = factor.unsqueeze(-1) * points.mT, factor.square()
-    else:
-        shifts, variances = factor @ points.mT, factor.square().sum(-1)
+    points, weights = (values.to(factor) for values in _rule(factor.shape[-1]))
+    shifts = factor @ points.mT  # (b, K, s)
     base = log_proba.unsqueeze(-1)  # its logsumexp is zero
     # mean change in logsumexp at each pair of opposite points, (b, s)
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
     # The r logits with the largest variances are integrated separately, and the rule
     # handles only the remaining gaps. These logits have the log-probabilities ``log_p``
     # (b, r), the variances ``wide`` (b, r) and the shifts ``shift`` (b, r, s).
+    variances = factor.square().sum(-1)
     widest = variances.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
     log_p, wide = log_proba.gather(-1, widest), variances.gather(-1, widest)
     shift = shifts.gather(-2, widest.unsqueeze(-1).expand(-1, -1, shifts.shape[-1]))
     gaps = gaps - (_gap_of_one(log_p, shift) + _gap_of_one(log_p, -shift)).sum(-2) / 2
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
     # with a whole basis, the rule is exact for the second-order term
-    if not is_independent and factor.shape[-1] <= _MAX_DIRECTIONS:
+    if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
     # Second-order term, without the separate terms of the widest logits. The slope
     # p (1 − p) of a sigmoid is the second derivative of such a term.
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
-    if is_independent:
-        expected = (proba * (1 - proba) * variances).sum(-1, keepdim=True)
-    else:
-        expected = _variance(proba, factor).sum(-1, keepdim=True)
+    expected = _variance(proba, factor).sum(-1, keepdim=True)
     expected = expected - (slope * wide).sum(-1, keepdim=True)
     return average + _correction(gaps, quadratic / 2, expected / 2, weights)
 
@@ -392,20 +347,10 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     return points.reshape(-1, dim), weights
 
 
-@lru_cache(maxsize=32)
-@torch.inference_mode(False)
-def _latin_hypercube(dim: int) -> tuple[Tensor, Tensor]:
-    """Return half of a symmetric Latin hypercube of normal points (s, d), and weights.
-
-    Each coordinate has one point in each of 2 s equally probable intervals.
-    """
-    rng, shape = np.random.default_rng(0), (_N_STRATA, dim)
-    # one point in each interval below the median, in random order and with random signs
-    intervals = rng.permuted(np.tile(np.arange(_N_STRATA), (dim, 1)), axis=1).T
-    points = ndtri((intervals + rng.random(shape)) / (2 * _N_STRATA))
-    signs = rng.choice([-1, 1], shape)
-    weights = torch.full((_N_STRATA,), 1 / _N_STRATA, dtype=torch.float64)
-    return torch.from_numpy(points * signs), weights
+def _centre_mean(mean: Tensor) -> Tensor:
+    """Return ``Cμ`` in float64."""
+    mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
+    return mean - mean.mean(-1, keepdim=True)
 
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:

@@ -11,14 +11,7 @@ from torch.nn.functional import softplus
 
 from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
-from sklaplace.dirichlet.logits import (
-    centre,
-    centred_factor,
-    centred_mean,
-    chunks,
-    independent_variances,
-    logsumexp_gap,
-)
+from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp_gap
 
 # Newton's method converges quadratically, so the error after a step of this size is
 # about 1e-8.
@@ -92,52 +85,27 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     """
     logits, covariances = arrays.as_tensor(mean), arrays.as_tensor(cov)
     arrays.check_shapes(logits, covariances)
-    return like(_projected(logits, covariances), mean)
-
-
-def centred_projection(mean: Tensor, cov: Tensor) -> Tensor:
-    """Apply `kl_projection`, for covariances (b, K, K) or variances (b, K).
-
-    Variances are those of centred logits, which are then treated as independent. In
-    this case, the cost is O(K) per sample.
-    """
-    if cov.ndim == mean.ndim:
-        cov = independent_variances(cov)
-    return _projected(mean, cov)
-
-
-def _projected(mean: Tensor, cov: Tensor) -> Tensor:
-    """Return `kl_projection` for covariances, or for variances of independent logits.
-
-    The means have the shape (..., K), and the result (..., K), too.
-    """
-    n_classes = mean.shape[-1]
-    if n_classes == 1 or mean.numel() == 0:
-        return torch.ones_like(mean, dtype=torch.float64)
-    arrays.check_finite("mean", mean)
-    is_independent = cov.ndim == mean.ndim
-    variances = cov if is_independent else cov.diagonal(dim1=-2, dim2=-1)
+    n_classes = logits.shape[-1]
+    if n_classes == 1 or logits.numel() == 0:
+        return like(torch.ones_like(logits, dtype=torch.float64), mean)
+    arrays.check_finite("mean", logits)
+    variances = covariances.diagonal(dim1=-2, dim2=-1)
     # centring would hide negative variances
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
-    rows = mean.reshape(-1, n_classes)
-    # flatten the batch axes
-    cov = cov.reshape(-1, *cov.shape[mean.ndim - 1 :])
-    pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, cov, _N_POINTS)]
+    rows = logits.reshape(-1, n_classes)
+    matrices = covariances.reshape(-1, n_classes, n_classes)
+    pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
     # (n, K) and (n, 1): the equations are E[log π] = log_proba − gap
     log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
     alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
-    return alpha.reshape(mean.shape)
+    return like(alpha.reshape(logits.shape), mean)
 
 
 def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
-    if cov.ndim == mean.ndim:
-        mean, factor = centred_mean(mean), cov.double().sqrt()
-    else:
-        mean, centred = centre(mean, cov)
-        factor = centred_factor(centred, cov)
+    mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
-    gap = logsumexp_gap(log_proba, factor)
+    gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
     # Large totals approach (K − 1) / (2 gap), so smaller gaps would lead to a total
     # above the limit.
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)

@@ -236,7 +236,6 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     # whether scores of held-out samples use a faster link in single precision
     _tunes_in_single: ClassVar[bool] = True
-    _correlations_are_small: ClassVar[bool] = True
 
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:

@@ -1,7 +1,7 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -51,8 +51,6 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     dirichlet_approx: str = option("projection", one_of(APPROXIMATIONS.keys()))
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
-    # whether different logits are hardly correlated, if there are many
-    _correlations_are_small: ClassVar[bool] = False
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
@@ -137,9 +135,6 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        n_classes = self._targets.n_classes
-        if self._correlations_are_small and n_classes > approximation.independent_above:
-            approximation = replace(approximation, diagonal=True)
         # passed twice: the object is a function, and states what the function requires
         alpha = self._map_logits(outputs, X, approximation, approximation)
         # a network with one logit has two columns, even if fit had a single class
@@ -575,11 +570,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
         ``"projection"`` needs covariances between classes and costs O(K³) per sample:
         about 10 microseconds for 10 classes, half a millisecond for 100, and 40
-        milliseconds for 1,000. For more than 100 classes, a `LaplaceClassifier` treats
-        the logits as independent, at a cost of O(K): about 0.6 milliseconds for 1,000
-        classes. In other estimators, logits are too strongly correlated. ``"bridge"``,
-        ``"bridge_norm"`` and ``"bridge_norm_published"`` need only variances, and cost
-        O(K) for any number of classes.
+        milliseconds for 1,000. ``"bridge"``, ``"bridge_norm"`` and
+        ``"bridge_norm_published"`` need only variances, and cost O(K) per sample.
 
         The concentrations from a Laplace bridge grow with the confidence and with the
         size of the logits, so their sum does not detect out-of-distribution samples.

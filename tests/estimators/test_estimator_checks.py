@@ -4,10 +4,7 @@ import pytest
 import torch
 from nets import MLP, SizeToData
 from refusals import CLASSIFIERS, REGRESSORS
-from sklearn.utils.estimator_checks import (
-    estimator_checks_generator,
-    parametrize_with_checks,
-)
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
@@ -41,16 +38,7 @@ EVERY = [
 ]
 
 
-def fixed():
-    """Yield the checks of a classifier, and those that are for regressors only."""
-    seen = set()
-    for estimator in FIXED:
-        found = [*estimator_checks_generator(estimator)]
-        yield from (pair for pair in found if pair[1].func.__name__ not in seen)
-        seen |= {check.func.__name__ for _, check in found}
-
-
-@pytest.mark.parametrize(("estimator", "check"), [*fixed()])
+@parametrize_with_checks(FIXED)
 def test_given_prior_and_noise(estimator, check):
     check(estimator)
 

@@ -18,7 +18,7 @@ from scipy.stats import entropy
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import LaplaceClassifier, SWAGClassifier, dirichlet
+from sklaplace import LaplaceClassifier, dirichlet
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -274,36 +274,6 @@ def test_many_classes_need_no_covariances(little_memory):
         else:
             with pytest.raises(ValueError, match="covariance between 40 outputs"):
                 model.predict_dirichlet(rows, method)
-
-
-def test_many_classes_have_independent_logits(little_memory):
-    """Above 100 classes, the projection needs only variances.
-
-    The result is near that of covariances: the total concentrations differ by at most
-    3 %, and the means by 4 %. The projection itself errs by as much. Logits of other
-    estimators can be strongly correlated, so that these need covariances.
-    """
-    rows, y = blobs(202, n_classes=101, dtype=np.float64)
-    frozen = FrozenEstimator(initialised(classifier(LinearModel, module__n_out=101)))
-    model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)
-    expected = dirichlet.kl_projection(*gaussian_of(model, rows)).numpy()
-    swag = SWAGClassifier(classifier(LinearModel, module__n_out=101), random_state=0)
-    swag.fit(rows, y)
-    np.testing.assert_allclose(
-        swag.predict_dirichlet(rows[:9]),
-        dirichlet.kl_projection(*gaussian_of(swag, rows[:9])),
-    )
-    little_memory(30_000)  # less than covariances need
-    alpha = model.predict_dirichlet(rows)
-    np.testing.assert_allclose(alpha.sum(1), expected.sum(1), rtol=0.06)
-    np.testing.assert_allclose(
-        dirichlet.mean(alpha), dirichlet.mean(expected), rtol=0.08
-    )
-    np.testing.assert_allclose(
-        model.predict_uncertainty(rows), dirichlet.uncertainty(alpha)
-    )
-    # a sample's distribution does not depend on the others
-    np.testing.assert_allclose(model.predict_dirichlet(rows[5:9]), alpha[5:9])
 
 
 # Bad input
