@@ -32,7 +32,7 @@ from sklaplace.dirichlet.distribution import (
     uncertainty,
     variance,
 )
-from sklaplace.dirichlet.projection import kl_projection
+from sklaplace.dirichlet.projection import kl_projection, projection_of_many
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,16 @@ class Approximation:
         Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
         Whether ``function`` centres the logits.
+    of_many : callable or None
+        Cheaper version for many classes, if any: a function of the means (b, K) and
+        variances (b, K) of centred logits, of the indices (b, m) of some leading
+        classes, and of the covariances (b, m, m) among them.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     diagonal: bool = False
     centred: bool = True
+    of_many: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
         """Return the concentrations (b, K) for Gaussian logits."""
@@ -71,7 +76,7 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "bridge_norm_published": Approximation(
         partial(centred_bridge, norm="published"), diagonal=True
     ),
-    "projection": Approximation(kl_projection),
+    "projection": Approximation(kl_projection, of_many=projection_of_many),
 }
 """Dirichlet approximations, keyed by the value of ``dirichlet_approx``."""
 

@@ -51,28 +51,6 @@ _STENCIL_DERIVATIVES = np.array(
 )
 
 
-def independent_variances(centred: Tensor) -> Tensor:
-    """Return variances ``d ≥ 0`` of independent logits with given centred variances.
-
-    Parameters
-    ----------
-    centred : Tensor of shape (b, K)
-        Diagonal of ``C diag(d) C``, where ``C = I − 11ᵀ/K`` and K > 1.
-
-    Returns
-    -------
-    Tensor of shape (b, K)
-        Variances, which are exact unless a negative variance is replaced by zero.
-    """
-    n_classes = centred.shape[-1]
-    if n_classes == 2:  # only the sum is identifiable
-        return 2 * centred
-    # centred_k = (1 − 2/K) d_k + Σ_j d_j / K², so its sum is (1 − 1/K) Σ_j d_j
-    total = centred.sum(-1, keepdim=True)
-    variances = (n_classes * centred - total / (n_classes - 1)) / (n_classes - 2)
-    return variances.clamp(min=0)
-
-
 def argmax_proba(
     mean: Tensor,
     variances: Tensor,

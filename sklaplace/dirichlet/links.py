@@ -16,16 +16,13 @@ from torch import Tensor
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import split_entropy
-from sklaplace.dirichlet.gumbel import (
-    MANY_CLASSES,
-    argmax_proba,
-    independent_variances,
-)
+from sklaplace.dirichlet.gumbel import MANY_CLASSES, argmax_proba
 from sklaplace.dirichlet.logits import (
     centre,
     centred_factor,
     centred_moments,
     chunks,
+    independent_variances,
     unrolled_factor,
 )
 

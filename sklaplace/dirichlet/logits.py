@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -28,10 +30,14 @@ _CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: minimum and maximum numbers of directions, and maximum
 # dimension with three radii instead of two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE_RADII = 8, 64, 8
+# Number of points of `gap_of_many`, without their negatives.
+_N_STRATA = 64
 # Number of logits with the largest variances that are integrated separately, and nodes
 # of the trapezoidal rule for these one-dimensional integrals. Beyond ±8, the normal
 # density is below 1e-14.
 _N_WIDEST = 2
+# Logits whose variances differ by less than this fraction are chosen by probability.
+_TIE = 1e-6
 _NORMAL_NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
 
 
@@ -65,7 +71,13 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     centred -= columns
     centred += rows.mean(-2, keepdim=True)
     is_rounding = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
-    return _centre_mean(mean), centred.masked_fill_(is_rounding.unsqueeze(-1), 0)
+    return centred_mean(mean), centred.masked_fill_(is_rounding.unsqueeze(-1), 0)
+
+
+def centred_mean(mean: Tensor) -> Tensor:
+    """Return ``Cμ`` in float64."""
+    mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
+    return mean - mean.mean(-1, keepdim=True)
 
 
 def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,12 +95,34 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     The cost is O(K²) time and O(K) memory per sample.
     """
     if cov.ndim == mean.ndim:  # variances, which are those of centred logits
-        return _centre_mean(mean), cov.double()
+        return centred_mean(mean), cov.double()
     rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
     # only the diagonal of CΣC
     diagonal = cov.diagonal(dim1=-2, dim2=-1)
     variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)
-    return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
+    return centred_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
+
+
+def independent_variances(centred: Tensor) -> Tensor:
+    """Return variances ``d ≥ 0`` of independent logits with given centred variances.
+
+    Parameters
+    ----------
+    centred : Tensor of shape (b, K)
+        Diagonal of ``C diag(d) C``, where ``C = I − 11ᵀ/K`` and K > 1.
+
+    Returns
+    -------
+    Tensor of shape (b, K)
+        Variances, which are exact unless a negative variance is replaced by zero.
+    """
+    n_classes = centred.shape[-1]
+    if n_classes == 2:  # only the sum is identifiable
+        return 2 * centred
+    # centred_k = (1 − 2/K) d_k + Σ_j d_j / K², so its sum is (1 − 1/K) Σ_j d_j
+    total = centred.sum(-1, keepdim=True)
+    variances = (n_classes * centred - total / (n_classes - 1)) / (n_classes - 2)
+    return variances.clamp(min=0)
 
 
 def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
@@ -239,28 +273,97 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     """
     # points (s, d) and weights (s,); each point also represents its negative
     points, weights = (values.to(factor) for values in _rule(factor.shape[-1]))
-    shifts = factor @ points.mT  # (b, K, s)
+    variances = factor.square().sum(-1)
+    # with a whole basis, the rule is exact for the second-order term
+    curvature = None
+    if factor.shape[-1] > _MAX_DIRECTIONS:
+        curvature = _variance(log_proba.exp(), factor).sum(-1, keepdim=True)
+    return _gap(log_proba, factor @ points.mT, weights, variances, curvature)
+
+
+def gap_of_many(
+    log_proba: Tensor, variances: Tensor, leading: Tensor, covariance: Tensor
+) -> Tensor:
+    """Compute the Jensen gap of `logsumexp_gap` for many classes, in O(K).
+
+    The covariances among the leading classes are exact. All other logits are treated as
+    independent of each other and of the leading logits.
+
+    Parameters
+    ----------
+    log_proba : Tensor of shape (b, K)
+        Mean of the logits minus its ``logsumexp``.
+    variances : Tensor of shape (b, K)
+        Variances of independent logits; those of leading classes are not used.
+    leading : Tensor of shape (b, m)
+        Indices of the leading classes, such as the most probable ones.
+    covariance : Tensor of shape (b, m, m)
+        Covariances among the leading classes.
+
+    Returns
+    -------
+    Tensor of shape (b, 1)
+        Jensen gap.
+
+    Notes
+    -----
+    The points are a Latin hypercube. Each independent logit takes one random value from
+    each of 128 equally probable intervals, so that sums of functions of single logits
+    are nearly exact. The second-order term, whose expectation is known, serves as a
+    control variate.
+    """
+    points, weights = (t.to(variances) for t in _latin_hypercube(variances.shape[1]))
+    # the symmetric root R, with Σ = R R; unlike others, it hardly depends on rounding
+    values, vectors = torch.linalg.eigh(covariance)
+    root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
+    # the points of the leading classes, (b, m, s), and shifts of all logits, (b, K, s)
+    of_leading = points.mT[leading]
+    shifts = variances.sqrt().unsqueeze(-1) * points.mT
+    index = leading.unsqueeze(-1).expand_as(of_leading)
+    shifts = shifts.scatter(1, index, root @ of_leading)
+    variances = variances.scatter(1, leading, root.square().sum(-1))
+    # half of Σ p_k Σ_kk − pᵀ Σ p is the second-order term
+    proba = log_proba.exp()
+    p = proba.gather(1, leading)
+    of_mean = (proba**2 * variances).sum(1) - (p**2 * root.square().sum(-1)).sum(1)
+    of_mean = of_mean + (p.unsqueeze(1) @ root).square().sum((1, 2))
+    curvature = ((proba * variances).sum(1) - of_mean).unsqueeze(1)
+    return _gap(log_proba, shifts, weights, variances, curvature)
+
+
+def _gap(
+    log_proba: Tensor,
+    shifts: Tensor,
+    weights: Tensor,
+    variances: Tensor,
+    curvature: Tensor | None,
+) -> Tensor:
+    """Return the Jensen gap (b, 1) from weighted points; see `logsumexp_gap`.
+
+    Each point shifts the logits by ``shifts`` (b, K, s), and also represents its
+    negative. ``curvature`` (b, 1) is the expected variance of the logits under the
+    class probabilities, or None if the weighted points determine it exactly.
+    """
     base = log_proba.unsqueeze(-1)  # its logsumexp is zero
     # mean change in logsumexp at each pair of opposite points, (b, s)
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
     # The r logits with the largest variances are integrated separately, and the rule
     # handles only the remaining gaps. These logits have the log-probabilities ``log_p``
     # (b, r), the variances ``wide`` (b, r) and the shifts ``shift`` (b, r, s).
-    variances = factor.square().sum(-1)
-    widest = variances.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
+    # of equally large variances, rounding errors should not choose
+    preference = variances * (1 + _TIE * log_proba.exp())
+    widest = preference.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
     log_p, wide = log_proba.gather(-1, widest), variances.gather(-1, widest)
     shift = shifts.gather(-2, widest.unsqueeze(-1).expand(-1, -1, shifts.shape[-1]))
     gaps = gaps - (_gap_of_one(log_p, shift) + _gap_of_one(log_p, -shift)).sum(-2) / 2
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
-    # with a whole basis, the rule is exact for the second-order term
-    if factor.shape[-1] <= _MAX_DIRECTIONS:
+    if curvature is None:
         return average
     # Second-order term, without the separate terms of the widest logits. The slope
     # p (1 − p) of a sigmoid is the second derivative of such a term.
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
-    expected = _variance(proba, factor).sum(-1, keepdim=True)
-    expected = expected - (slope * wide).sum(-1, keepdim=True)
+    expected = curvature - (slope * wide).sum(-1, keepdim=True)
     return average + _correction(gaps, quadratic / 2, expected / 2, weights)
 
 
@@ -347,10 +450,20 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     return points.reshape(-1, dim), weights
 
 
-def _centre_mean(mean: Tensor) -> Tensor:
-    """Return ``Cμ`` in float64."""
-    mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
-    return mean - mean.mean(-1, keepdim=True)
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _latin_hypercube(dim: int) -> tuple[Tensor, Tensor]:
+    """Return half of a symmetric Latin hypercube of normal points (s, d), and weights.
+
+    Each coordinate has one point in each of 2 s equally probable intervals.
+    """
+    rng, shape = np.random.default_rng(0), (_N_STRATA, dim)
+    # one point in each interval below the median, in random order and with random signs
+    intervals = rng.permuted(np.tile(np.arange(_N_STRATA), (dim, 1)), axis=1).T
+    points = ndtri((intervals + rng.random(shape)) / (2 * _N_STRATA))
+    signs = rng.choice([-1, 1], shape)
+    weights = np.full(_N_STRATA, 1 / _N_STRATA)
+    return torch.from_numpy(points * signs), torch.from_numpy(weights)
 
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:

@@ -11,7 +11,15 @@ from torch.nn.functional import softplus
 
 from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
-from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp_gap
+from sklaplace.dirichlet.logits import (
+    centre,
+    centred_factor,
+    centred_mean,
+    chunks,
+    gap_of_many,
+    independent_variances,
+    logsumexp_gap,
+)
 
 # Newton's method converges quadratically, so the error after a step of this size is
 # about 1e-8.
@@ -97,18 +105,52 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
     # (n, K) and (n, 1): the equations are E[log π] = log_proba − gap
     log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
-    alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
-    return like(alpha.reshape(logits.shape), mean)
+    return like(_concentrations(log_proba, gap).reshape(logits.shape), mean)
+
+
+def projection_of_many(
+    mean: Tensor, variances: Tensor, leading: Tensor, covariance: Tensor
+) -> Tensor:
+    """Approximate `kl_projection` for many classes in O(K); return (b, K).
+
+    Parameters
+    ----------
+    mean, variances : Tensor of shape (b, K)
+        Means and variances of centred logits.
+    leading : Tensor of shape (b, m)
+        Indices of the leading classes.
+    covariance : Tensor of shape (b, m, m)
+        Covariances among the leading classes, whose logits are centred, too.
+
+    See Also
+    --------
+    sklaplace.dirichlet.logits.gap_of_many : The approximation.
+    """
+    arrays.check_finite("mean", mean)
+    arrays.check_variances(variances, variances.amax(-1, keepdim=True))
+    log_proba = centred_mean(mean).log_softmax(-1)
+    pairs = [*chunks(log_proba, independent_variances(variances), _N_POINTS)]
+    sizes = [len(rows) for rows, _ in pairs]
+    blocks = zip(leading.split(sizes), covariance.split(sizes), strict=True)
+    gaps = [
+        gap_of_many(*pair, *block) for pair, block in zip(pairs, blocks, strict=True)
+    ]
+    return _concentrations(log_proba, torch.cat(gaps))
 
 
 def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
     mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
-    gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
+    return log_proba, logsumexp_gap(log_proba, centred_factor(centred, cov))
+
+
+def _concentrations(log_proba: Tensor, gap: Tensor) -> Tensor:
+    """Return concentrations (b, K) with ``E[log π] = log p − gap``, for gaps (b, 1)."""
     # Large totals approach (K − 1) / (2 gap), so smaller gaps would lead to a total
     # above the limit.
-    return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
+    lowest = (log_proba.shape[-1] - 1) / (2 * arrays.MAX_TOTAL)
+    return arrays.capped(_solve_log_alpha(log_proba, gap.clamp(lowest, _MAX_GAP)))
 
 
 def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:

@@ -59,6 +59,14 @@ class Amplitudes:
         cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * unit_cov
         return _bounded(cov, self.bounds)
 
+    def added_among(self, cov: Tensor, relative: Tensor, n_outputs: int) -> Tensor:
+        """Return covariances (b, m, m) of m of c centred logits, plus the residual.
+
+        All logits have the same amplitude, and no bounds.
+        """
+        unit_cov = torch.eye(cov.shape[-1]).to(cov) - 1 / n_outputs
+        return cov + relative.view(-1, 1, 1) * self.variances * unit_cov
+
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:

@@ -6,7 +6,8 @@ from cases import DOUBLE, normal
 from gaussians import assert_slope
 
 from sklaplace.dirichlet import gumbel, links, logits
-from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
+from sklaplace.dirichlet.gumbel import argmax_proba
+from sklaplace.dirichlet.logits import independent_variances
 
 
 def filled(like, *first, rest):

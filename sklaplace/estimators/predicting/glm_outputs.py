@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
@@ -53,6 +54,16 @@ class GLMOutputs(WeightDraws):
     ) -> tuple[Tensor, Tensor]:
         """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
+
+    def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
+        """Return covariances (b, m, m) among some centred outputs of each sample."""
+
+        def selected(f: Tensor) -> Tensor:
+            """Return the columns (b, c, m) of the centring matrix for ``outputs``."""
+            return one_hot(outputs, f.shape[1]).mT.to(f) - 1 / f.shape[1]
+
+        _, jacobian = backpropagate(forward, x, self.posterior.layout, selected)
+        return self.posterior.precision.output_covariance(jacobian, diagonal=False)
 
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool

@@ -89,6 +89,17 @@ class OutputModel(ABC):
         drawn = self.draws(forward, x)
         return moments(drawn, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
 
+    def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
+        """Return covariances (b, m, m) among some centred outputs of each sample.
+
+        ``outputs`` (b, m) are the indices of the outputs. The mean over all outputs is
+        subtracted from each of them.
+        """
+        drawn = self.draws(forward, x)
+        centred = drawn - drawn.mean(1, keepdim=True)
+        index = outputs.unsqueeze(-1).expand(-1, -1, drawn.shape[-1])
+        return moments(centred.gather(1, index), diagonal=False, centred=False)[1]
+
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
         """Return a copy of the model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
@@ -199,10 +210,11 @@ class BatchedOutputs:
     def map_gaussian(
         self,
         X: Inputs,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        function: Callable[..., tuple[Tensor, ...]],
         *,
         diagonal: bool,
         centred: bool = False,
+        n_leading: int = 0,
     ) -> list[np.ndarray]:
         """Apply a function to each sample's Gaussian over outputs.
 
@@ -215,6 +227,10 @@ class BatchedOutputs:
             ``diagonal``, the variances (b, c). Returns tensors (b, ...).
         diagonal, centred : bool
             See `OutputModel.gaussian`.
+        n_leading : int
+            If positive, the function has two more arguments: the indices (b, m) of the
+            ``n_leading`` outputs with the largest means, and the covariances
+            (b, m, m) from `OutputModel.covariance_among` them.
 
         Returns
         -------
@@ -226,7 +242,8 @@ class BatchedOutputs:
         # the batch size leaves memory for these
         needs: dict[str, Any] = {
             "with_covariance": not diagonal,
-            "n_draws": self._n_draws(),
+            # covariances among m outputs take as much memory as m draws
+            "n_draws": self._n_draws() + n_leading,
         }
         if self._takes_workers:
             of_shard = partial(
@@ -234,6 +251,7 @@ class BatchedOutputs:
                 function=function,
                 diagonal=diagonal,
                 centred=centred,
+                n_leading=n_leading,
             )
             return self._in_workers(of_shard, X, **needs)
         results = []
@@ -246,7 +264,12 @@ class BatchedOutputs:
                     diagonal=diagonal,
                     centred=centred,
                 )
-                results.append(function(*require_finite(mean, cov)))
+                mean, cov = require_finite(mean, cov)
+                among: tuple[Tensor, ...] = ()
+                if n_leading:
+                    leading = mean.topk(n_leading).indices
+                    among = leading, self.model.covariance_among(forward, x, leading)
+                results.append(function(mean, cov, *among))
         return joined(results)
 
     def latent(

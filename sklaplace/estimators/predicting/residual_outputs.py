@@ -77,6 +77,17 @@ class ResidualOutputs(WeightDraws):
         amplitudes = self.residual.amplitudes
         return mean, amplitudes.added(cov, relative, n_blocks, centred=centred)
 
+    def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
+        """Return covariances (b, m, m) among some centred outputs of each sample."""
+        if not self.is_gaussian:
+            return super().covariance_among(forward, x, outputs)
+        with FeatureRecorder(forward, self.layers) as recorder:
+            cov = self.inner.covariance_among(forward, x, outputs)
+            n_outputs = recorder.outputs.shape[1]
+            log_ratios = self.log_ratios(recorder, x, len(outputs))
+        relative = relative_variance(log_ratios, self.residual.steepness)
+        return self.residual.amplitudes.added_among(cov, relative, n_outputs)
+
     def log_ratios(self, recorder: FeatureRecorder, x: Batch, n_samples: int) -> Tensor:
         """Return `Residual.log_ratios` (b,) of the batch in the last forward pass.
 
