@@ -308,8 +308,8 @@ def confused():
 def test_many_classes(confused, settings):
     """Above 100 classes, covariances are used among the most probable classes only.
 
-    The largest difference measured is 24 %. Both results err by
-    up to 20 %, for confident predictions.
+    The largest difference measured is 24 %. Both results err by up to 20 %, for
+    confident predictions.
     """
     rows, y, net = confused
     settings = {"prior_precision": 0.1, "random_state": 0} | settings
