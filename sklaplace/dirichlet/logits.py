@@ -310,7 +310,8 @@ def gap_of_many(
     The points are a Latin hypercube. Each independent logit takes one random value from
     each of 128 equally probable intervals, so that sums of functions of single logits
     are nearly exact. The second-order term, whose expectation is known, serves as a
-    control variate.
+    control variate. The points belong to the indices of the classes: another order of
+    the classes changes the total concentration by up to 3 %.
     """
     points, weights = (t.to(variances) for t in _latin_hypercube(variances.shape[1]))
     # the symmetric root R, with Σ = R R; unlike others, it hardly depends on rounding

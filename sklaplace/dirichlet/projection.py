@@ -127,11 +127,13 @@ def projection_of_many(
     sklaplace.dirichlet.logits.gap_of_many : The approximation.
     """
     arrays.check_finite("mean", mean)
+    arrays.check_finite("covariance", covariance)
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     log_proba = centred_mean(mean).log_softmax(-1)
-    pairs = [*chunks(log_proba, independent_variances(variances), _N_POINTS)]
+    # arrays take about twice as much memory as here, and are still in the caches
+    pairs = [*chunks(log_proba, independent_variances(variances.double()), _N_POINTS)]
     sizes = [len(rows) for rows, _ in pairs]
-    blocks = zip(leading.split(sizes), covariance.split(sizes), strict=True)
+    blocks = zip(leading.split(sizes), covariance.double().split(sizes), strict=True)
     gaps = [
         gap_of_many(*pair, *block) for pair, block in zip(pairs, blocks, strict=True)
     ]

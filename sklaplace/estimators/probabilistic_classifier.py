@@ -33,9 +33,11 @@ from sklaplace.likelihoods import ClassificationLikelihood
 # Above this number of classes, the most probable class is found batch by batch.
 MANY_CLASSES = 1024
 
-# Above this number of logits, Dirichlet distributions use covariances only among the
-# most probable classes, whose number is the second value.
-MANY_LOGITS, N_LEADING = 100, 16
+# Above this number of classes, Dirichlet distributions use covariances only among the
+# most probable classes, if each logit has weights of its own.
+MAX_COVARIANCES = 100
+# Number of these classes.
+N_LEADING = 16
 
 # Maps the probabilities (b·r, K) of a batch to the values to keep.
 Reduction = Callable[[Tensor], Tensor]
@@ -124,12 +126,16 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         is_matrix = not self._targets.target_type.has_class_names
         return diagonal or is_matrix
 
-    @property
-    def _has_many_logits(self) -> bool:
-        """Whether each sample has a softmax over more than `MANY_LOGITS` outputs."""
-        n_outputs, n_classes = self.network_spec_.n_outputs, self._targets.n_classes
-        is_softmax = self._likelihood.is_shift_invariant
-        return is_softmax and n_outputs == n_classes > MANY_LOGITS
+    def _has_many_own_weights(self, outputs: BatchedOutputs) -> bool:
+        """Return whether there are many classes, each with a last layer of its own.
+
+        Different logits are then hardly correlated, except through the classes that are
+        easily confused. If they share uncertain weights, all of them are correlated.
+        """
+        spec: Any = outputs.network.spec
+        n_classes = self._targets.n_classes
+        has_many = spec.n_outputs == n_classes > MAX_COVARIANCES  # no maps
+        return has_many and outputs.model.is_gaussian and spec.layout.is_separable
 
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
@@ -146,7 +152,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        if approximation.of_many is not None and self._has_many_logits:
+        if approximation.of_many is not None and self._has_many_own_weights(outputs):
             (alpha,) = outputs.map_gaussian(
                 self._check_inputs(X),
                 partial(_in_tuple, approximation.of_many),
@@ -588,12 +594,14 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         With ``pred_type="nn"``, the method approximates a Gaussian with the mean and
         covariance of the drawn logits.
 
-        For up to 100 classes, ``"projection"`` needs the covariances between classes
-        and costs O(K³) per sample: about 10 microseconds for 10 classes, and half a
-        millisecond for 100. For more classes, it uses the covariances among the 16
-        most probable classes, and treats all other logits as independent. With 1,000
-        classes, a sample takes about 1.5 milliseconds. ``"bridge"``, ``"bridge_norm"``
-        and ``"bridge_norm_published"`` need only variances, and cost O(K) per sample.
+        ``"projection"`` needs covariances between classes and costs O(K³) per sample:
+        about 10 microseconds for 10 classes, half a millisecond for 100, and 40
+        milliseconds for 1,000. If there are more than 100 classes and the weights of a
+        last linear layer are uncertain, it uses the covariances among the 16 most
+        probable classes only, and treats all other logits as independent. This takes
+        two passes through the network, and about 1.5 milliseconds for 1,000 classes.
+        ``"bridge"``, ``"bridge_norm"`` and ``"bridge_norm_published"`` need only
+        variances, and cost O(K) per sample.
 
         The concentrations from a Laplace bridge grow with the confidence and with the
         size of the logits, so their sum does not detect out-of-distribution samples.

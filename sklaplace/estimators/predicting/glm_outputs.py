@@ -56,7 +56,11 @@ class GLMOutputs(WeightDraws):
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
 
     def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
-        """Return covariances (b, m, m) among some centred outputs of each sample."""
+        """Return covariances (b, m, m) among some centred outputs of each sample.
+
+        ``outputs`` (b, m) are the indices of the outputs. The mean over all outputs is
+        subtracted from each of them. This requires another pass.
+        """
 
         def selected(f: Tensor) -> Tensor:
             """Return the columns (b, c, m) of the centring matrix for ``outputs``."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -88,17 +88,6 @@ class OutputModel(ABC):
         """
         drawn = self.draws(forward, x)
         return moments(drawn, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
-
-    def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
-        """Return covariances (b, m, m) among some centred outputs of each sample.
-
-        ``outputs`` (b, m) are the indices of the outputs. The mean over all outputs is
-        subtracted from each of them.
-        """
-        drawn = self.draws(forward, x)
-        centred = drawn - drawn.mean(1, keepdim=True)
-        index = outputs.unsqueeze(-1).expand(-1, -1, drawn.shape[-1])
-        return moments(centred.gather(1, index), diagonal=False, centred=False)[1]
 
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
         """Return a copy of the model with new draws."""
@@ -229,8 +218,9 @@ class BatchedOutputs:
             See `OutputModel.gaussian`.
         n_leading : int
             If positive, the function has two more arguments: the indices (b, m) of the
-            ``n_leading`` outputs with the largest means, and the covariances
-            (b, m, m) from `OutputModel.covariance_among` them.
+            m outputs with the largest means, and the covariances (b, m, m) among these
+            outputs, from which the mean over all outputs is subtracted. The model must
+            have `GLMOutputs.covariance_among`.
 
         Returns
         -------
@@ -267,8 +257,8 @@ class BatchedOutputs:
                 mean, cov = require_finite(mean, cov)
                 among: tuple[Tensor, ...] = ()
                 if n_leading:
-                    leading = mean.topk(n_leading).indices
-                    among = leading, self.model.covariance_among(forward, x, leading)
+                    leading, model = mean.topk(n_leading).indices, cast(Any, self.model)
+                    among = leading, model.covariance_among(forward, x, leading)
                 results.append(function(mean, cov, *among))
         return joined(results)
 

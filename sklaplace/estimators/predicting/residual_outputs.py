@@ -6,7 +6,7 @@ random numbers for the residual; see `sklaplace.novelty.residual`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -79,10 +79,9 @@ class ResidualOutputs(WeightDraws):
 
     def covariance_among(self, forward: Forward, x: Batch, outputs: Tensor) -> Tensor:
         """Return covariances (b, m, m) among some centred outputs of each sample."""
-        if not self.is_gaussian:
-            return super().covariance_among(forward, x, outputs)
+        inner = cast(GLMOutputs, self.inner)
         with FeatureRecorder(forward, self.layers) as recorder:
-            cov = self.inner.covariance_among(forward, x, outputs)
+            cov = inner.covariance_among(forward, x, outputs)
             n_outputs = recorder.outputs.shape[1]
             log_ratios = self.log_ratios(recorder, x, len(outputs))
         relative = relative_variance(log_ratios, self.residual.steepness)
