@@ -350,8 +350,8 @@ def _gap(
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
     # The r logits with the largest variances are integrated separately, and the rule
     # handles only the remaining gaps. These logits have the log-probabilities ``log_p``
-    # (b, r), the variances ``wide`` (b, r) and the shifts ``shift`` (b, r, s).
-    # of equally large variances, rounding errors should not choose
+    # (b, r), the variances ``wide`` (b, r) and the shifts ``shift`` (b, r, s). Among
+    # equally large variances, rounding errors should not decide.
     preference = variances * (1 + _TIE * log_proba.exp())
     widest = preference.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
     log_p, wide = log_proba.gather(-1, widest), variances.gather(-1, widest)

@@ -127,10 +127,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         return diagonal or is_matrix
 
     def _has_many_own_weights(self, outputs: BatchedOutputs) -> bool:
-        """Return whether there are many classes, each with a last layer of its own.
+        """Return whether there are many classes, each with weights of its own.
 
-        Different logits are then hardly correlated, except through the classes that are
-        easily confused. If they share uncertain weights, all of them are correlated.
+        Their logits are hardly correlated then, except those of classes that are easily
+        confused. If they share uncertain weights, all of them are correlated.
         """
         spec: Any = outputs.network.spec
         n_classes = self._targets.n_classes
