@@ -96,20 +96,24 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         self,
         outputs: BatchedOutputs,
         X: Inputs,
-        function: Callable[[Tensor, Tensor], Tensor],
+        function: Callable[..., Tensor],
         kind: dirichlet.Approximation | Link,
+        n_leading: int = 0,
     ) -> np.ndarray:
         """Return a function's values for the Gaussians over class logits, (n·r, ...).
 
         There are r labels per sample. ``kind`` states whether the function requires
         covariances, and centred logits (without their mean). The likelihood converts
-        the moments of outputs to those of logits, batch by batch.
+        the moments of outputs to those of logits, batch by batch. With ``n_leading``,
+        the function takes variances, and covariances among the leading outputs; see
+        `BatchedOutputs.map_gaussian`.
         """
         (values,) = outputs.map_gaussian(
             self._check_inputs(X),
             partial(_apply_to_logits, self._likelihood, function),
-            diagonal=self._needs_variances_only(kind.diagonal),
+            diagonal=n_leading > 0 or self._needs_variances_only(kind.diagonal),
             centred=self._centres(kind),
+            n_leading=n_leading,
         )
         return values
 
@@ -153,14 +157,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
         if approximation.of_many is not None and self._has_many_own_weights(outputs):
-            (alpha,) = outputs.map_gaussian(
-                self._check_inputs(X),
-                partial(_in_tuple, approximation.of_many),
-                diagonal=True,
-                centred=True,
-                n_leading=N_LEADING,
-            )
-            return alpha
+            function = approximation.of_many
+            return self._map_logits(outputs, X, function, approximation, N_LEADING)
         # passed twice: the object is a function, and states what the function requires
         alpha = self._map_logits(outputs, X, approximation, approximation)
         # a network with one logit has two columns, even if fit had a single class
@@ -813,19 +811,18 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
 # The functions of batches below do not refer to the estimator, so that workers receive
 # the values that they need, but no networks.
-def _in_tuple(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor]:
-    """Return the value of a function as a tuple."""
-    return (function(*arguments),)
-
-
 def _apply_to_logits(
     likelihood: ClassificationLikelihood,
-    function: Callable[[Tensor, Tensor], Tensor],
+    function: Callable[..., Tensor],
     mean: Tensor,
     cov: Tensor,
+    *among: Tensor,
 ) -> tuple[Tensor]:
-    """Convert moments of outputs to those of class logits, and apply a function."""
-    return (function(*likelihood.class_logits(mean, cov)),)
+    """Convert moments of outputs to those of class logits, and apply a function.
+
+    ``among`` are any further arguments of the function; see `map_gaussian`.
+    """
+    return (function(*likelihood.class_logits(mean, cov), *among),)
 
 
 def normals(n_samples: int, seed: int, like: Tensor) -> Tensor:

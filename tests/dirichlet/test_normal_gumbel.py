@@ -41,7 +41,7 @@ def exact_minus_log(t, variance):
 @every_variance
 def test_error_between_the_bounds(variance):
     found = one(variance)
-    t = torch.lerp(found.lower, found.upper, torch.linspace(0, 1, 101, dtype=DOUBLE))
+    t = torch.lerp(found.lower, found.upper, torch.linspace(0, 1, 301, dtype=DOUBLE))
     exact = exact_minus_log(t, variance)
     errors = (found.minus_log(t) / exact - 1).abs()
     assert errors[(exact > 1e-3) & (exact < 2)].max() < 0.0025

@@ -25,8 +25,7 @@ from sklaplace import (
     VariationalRegressor,
 )
 from sklaplace.estimators.predicting.conformal import Conformal
-from sklaplace.networks import default
-from sklaplace.networks.default import MEDIUM, SMALL
+from sklaplace.networks.default import MANY_ROWS, MEDIUM, SMALL
 from sklaplace.networks.tabular import TabularNetwork
 
 LEVELS, ROWS = 6, 15
@@ -356,12 +355,11 @@ def test_labels_of_replicates_are_split_within_inputs():
     assert_allclose(found, frequencies, atol=0.2)
 
 
-@pytest.mark.parametrize("n", [99, 100])
-def test_networks_of_folds_have_the_size_for_all_samples(n, monkeypatch):
+@pytest.mark.parametrize("n", [MANY_ROWS - 1, MANY_ROWS])
+def test_networks_of_folds_have_the_size_for_all_samples(n):
     """The size depends on the number of distinct samples, not of copies or groups."""
-    monkeypatch.setattr(default, "MANY_ROWS", 100)
-    X, search = np.arange(float(n))[:, None], {"cv": 2, "prior_precisions": [0.1, 1.0]}
-    models = LaplaceRegressor(random_state=0), LaplaceClassifierCV(**search)
+    X = np.arange(float(n))[:, None]
+    models = LaplaceRegressor(random_state=0), LaplaceClassifierCV(cv=2)
     widths = set()
 
     def note(module, *_):
@@ -373,4 +371,4 @@ def test_networks_of_folds_have_the_size_for_all_samples(n, monkeypatch):
             model.fit(X, X[:, 0] % 2, groups=X[:, 0] // 7)
         copies = np.tile(X, (3, 1))
         models[0].fit(copies, copies[:, 0] % 2)
-    assert widths == {(SMALL if n < 100 else MEDIUM).hidden_units}
+    assert widths == {(SMALL if n < MANY_ROWS else MEDIUM).hidden_units}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -257,7 +257,8 @@ class BatchedOutputs:
                 mean, cov = require_finite(mean, cov)
                 among: tuple[Tensor, ...] = ()
                 if n_leading:
-                    leading, model = mean.topk(n_leading).indices, cast(Any, self.model)
+                    model: Any = self.model
+                    leading = mean.topk(n_leading).indices
                     among = leading, model.covariance_among(forward, x, leading)
                 results.append(function(mean, cov, *among))
         return joined(results)
