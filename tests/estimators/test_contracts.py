@@ -242,9 +242,11 @@ def state(subject, model):
 # --------------------------------------------------------------------- same answers
 def neither_batches_nor_order_matter(subject):
     model, X = subject.fitted, subject.X
-    other = copy.copy(model).set_params(batch_size=25)
+    for size, n in ((1, 5), (7, None)):
+        other = copy.copy(model).set_params(batch_size=size)
+        assert_same(answers(other, X[:n]), [found[:n] for found in subject.answers])
     order = np.random.default_rng(0).permutation(len(X))
-    assert_same(answers(other, X[order]), [found[order] for found in subject.answers])
+    assert_same(answers(model, X[order]), [found[order] for found in subject.answers])
     alone = answers(model, X[3:4])
     assert_same(alone, [found[3:4] for found in subject.answers])
 
