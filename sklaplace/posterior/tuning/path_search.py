@@ -71,10 +71,10 @@ def best_refitted(
     Return None if ``below`` is finite and no score is lower than ``below``.
 
     A coarse search along the path finds the best point. If its score is less than
-    ``below + MARGIN``, the best point and its neighbours are refitted precisely and
-    compared. All refits are precise if there is noise, because a single model
-    determines the noise level. Several prior precisions also require precise refits,
-    because the models then differ more.
+    ``below + MARGIN``, the best point and its neighbour on the better side are refitted
+    precisely and compared. All refits are precise if there is noise, because a single
+    model determines the noise level. Several prior precisions also require precise
+    refits, because the models then differ more.
 
     In regression, the result has the strongest prior that is not clearly worse than the
     best prior. Held-out samples do not show how much outputs vary far from the data.
@@ -90,9 +90,11 @@ def best_refitted(
         candidates[index] = refitted(problem, path[index], start, coarse)
     best = _best(candidates)
     if candidates[best].score - MARGIN < below:
-        neighbours = range(max(0, best - 1), min(len(path), best + 2))
-        start = candidates[best]
-        candidates = {i: refitted(problem, path[i], start, fine) for i in neighbours}
+        sides = [index for index in candidates if abs(index - best) == 2]
+        # the minimum of a parabola through three scores is on the side of the lower one
+        better_side = min(sides, key=lambda i: candidates[i].score, default=best)
+        nearest, start = {best, (best + better_side) // 2}, candidates[best]
+        candidates = {i: refitted(problem, path[i], start, fine) for i in nearest}
         best = _best(candidates)
     chosen = candidates[best]
     # without a limit, the score may be infinite, about which the caller raises an error

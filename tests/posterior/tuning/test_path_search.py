@@ -88,11 +88,21 @@ TWO_MINIMA = [103.7, 103.4, 103.1, 102.3, 100.2, 99.1, 98.5, 98.9, 100.3, 100.8,
 TWO_MINIMA += [100.4, 100.5, 101.6, 102.5, 103.1, 103.5, 103.7, 103.8, 103.9, 104.0]
 
 
-@pytest.mark.parametrize("scores", [TWO_MINIMA, TWO_MINIMA[16::-1]])
-def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch):
+@pytest.fixture
+def search_refits(monkeypatch):
+    """Return a search among refitted models with given scores, and the refits."""
+    refits = []
+
     def refitted(problem, ratio, start, tolerance):
+        refits.append(int(ratio))
         return Candidate([None], scores[int(ratio)], 1.0)
 
+    def search(of_path):
+        scores[:] = of_path
+        path = list(torch.arange(len(scores)))
+        return path_search.best_refitted(problem, path).score, refits
+
+    scores = []
     monkeypatch.setattr(path_search, "refitted", refitted)
     problem = SimpleNamespace(
         parts=[SimpleNamespace(posterior=None)],
@@ -103,6 +113,22 @@ def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch
             prior_precision=torch.ones(()),
         ),
     )
-    path = list(torch.arange(len(scores)))
-    found = path_search.best_refitted(problem, path)
-    assert found.score == min(scores)
+    return search
+
+
+@pytest.mark.parametrize("scores", [TWO_MINIMA, TWO_MINIMA[16::-1]])
+def test_the_better_of_two_minima_around_the_middle_is_found(scores, search_refits):
+    assert search_refits(scores)[0] == min(scores)
+
+
+@pytest.mark.parametrize("best", range(N_POINTS))
+def test_the_neighbour_on_the_better_side_is_refitted(best, search_refits):
+    found, refits = search_refits([float((i - best) ** 2) for i in range(N_POINTS)])
+    assert found == 0
+    # every second point from the middle on, the points around it, and the last two
+    assert len(refits) <= abs(best - MIDDLE) // 2 + 6
+
+
+def test_a_single_point_is_refitted(search_refits):
+    """A given prior and noise leave one point."""
+    assert search_refits([3.0])[0] == 3
