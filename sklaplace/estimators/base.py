@@ -1,7 +1,7 @@
 """NetEstimator: parameters, samples, conformal scores and files of all estimators."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from inspect import isfunction, unwrap
@@ -24,7 +24,7 @@ from sklaplace.core.checks import naming, warn_user
 from sklaplace.core.parallel import one_thread
 from sklaplace.core.serialise import from_portable, to_portable
 from sklaplace.core.trees import Inputs
-from sklaplace.data.dataset import TrainingData, is_opaque
+from sklaplace.data.dataset import TrainingData, count_rows, is_opaque
 from sklaplace.estimators.options.constraints import (
     COUNT,
     DeclaredConstraints,
@@ -33,7 +33,7 @@ from sklaplace.estimators.options.constraints import (
 )
 from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
-from sklaplace.estimators.predicting.conformal import Conformal, folds_of
+from sklaplace.estimators.predicting.conformal import Conformal, folds_of, parts_of
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.training.samples import (
@@ -43,6 +43,7 @@ from sklaplace.estimators.training.samples import (
     as_weights,
     check_loader,
     select,
+    select_inputs,
     warn_of_other_ranges,
     warn_of_seen_groups,
     weighted_data,
@@ -88,6 +89,13 @@ def without_class(kind: type) -> type:
         if isfunction(member) and not name.startswith("_"):
             unwrap(member).__qualname__ = name
     return kind
+
+
+def _as_labels(
+    groups: ArrayLike | None, categories: ArrayLike | None, n: int
+) -> list[np.ndarray | None]:
+    """Return the group labels and the categories of n samples."""
+    return [as_groups(groups, n), as_groups(categories, n, "categories")]
 
 
 @without_class
@@ -284,6 +292,7 @@ class NetEstimator(BaseEstimator, ABC):
         *,
         cv: Any = None,
         groups: ArrayLike | None = None,
+        categories: ArrayLike | None = None,
     ) -> Any:
         """Calibrate conformal intervals and sets, which have guaranteed coverage.
 
@@ -310,6 +319,11 @@ class NetEstimator(BaseEstimator, ABC):
             Group labels of the samples. The guarantee then holds for samples of new
             groups. All groups have the same weight, so the number of groups limits the
             coverage.
+        categories : array-like of shape (n,), optional
+            Labels of categories, such as sites, sexes or ranges of age. The guarantee
+            then holds within each category, instead of on average. Conformal
+            predictions require the categories of the new samples, which must be among
+            these. The number of samples of a category limits the coverage.
 
         Returns
         -------
@@ -333,8 +347,9 @@ class NetEstimator(BaseEstimator, ABC):
         set contains the target with a probability of at least ``coverage``, on average
         over calibration samples. With ``cv`` and folds of equal size, the guaranteed
         probability is ``2 * coverage - 1 - √(2/n)``, and the actual probability is
-        usually close to ``coverage``. There is no guarantee for specific inputs or
-        groups, or if the distribution of the data shifts. Only the method ``"joint"``
+        usually close to ``coverage``. With ``categories``, all this holds within each
+        category, with n as its number of samples. There is no guarantee for specific
+        inputs, or if the distribution of the data shifts. Only the method ``"joint"``
         guarantees the coverage of several outputs at once.
 
         The conformity score of a real-valued target is its distance from the mean in
@@ -349,7 +364,8 @@ class NetEstimator(BaseEstimator, ABC):
         Sadinle, Lei and Wasserman (2019), "Least ambiguous set-valued classifiers with
         bounded error levels"; Barber, Candès, Ramdas and Tibshirani (2021), "Predictive
         inference with the jackknife+" (CV+); Lee, Barber and Willett (2023),
-        "Distribution-free inference with hierarchical data" (groups).
+        "Distribution-free inference with hierarchical data" (groups); Vovk, Lindsay,
+        Nouretdinov and Gammerman (2003), "Mondrian confidence machine" (categories).
 
         Examples
         --------
@@ -374,10 +390,10 @@ class NetEstimator(BaseEstimator, ABC):
             )
         if cv is None:
             scores = self._conformity(self, X, y)
-            group_labels = as_groups(groups, len(scores))
-            score_groups = None if group_labels is None else [group_labels]
+            labels = _as_labels(groups, categories, len(scores))
+            labels_of_models = [parts_of(each, [slice(None)]) for each in labels]
             # no models of folds: the estimator itself predicts
-            self._conformal = Conformal.of([], [scores], settings, score_groups)
+            self._conformal = Conformal.of([], [scores], settings, *labels_of_models)
             return self
         if is_frozen(self.estimator):
             raise ValueError(
@@ -387,7 +403,8 @@ class NetEstimator(BaseEstimator, ABC):
         inputs, targets = self._check_samples(X, y, reset=False)
         encoded = self._targets.encode(targets)
         # encoded samples show which rows are copies; clones encode the given rows anew
-        data = TrainingData(inputs, encoded, None, as_groups(groups, len(encoded)))
+        labels = _as_labels(groups, categories, len(encoded))
+        data = TrainingData(inputs, encoded, None, labels[0])
         rows = replace(data, X=X, y=targets)
         folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
         # CV+: a clone for each fold scores the samples that it was not trained on; both
@@ -402,10 +419,9 @@ class NetEstimator(BaseEstimator, ABC):
             scored = select(rows, held_out)
             fold_scores.append(self._conformity(model, scored.X, scored.y))
             models.append(model)
-        score_groups = None
-        if data.groups is not None:
-            score_groups = [data.groups[held_out] for _, held_out in folds]
-        self._conformal = Conformal.of(models, fold_scores, settings, score_groups)
+        held_out_rows = [held_out for _, held_out in folds]
+        labels_of_models = [parts_of(each, held_out_rows) for each in labels]
+        self._conformal = Conformal.of(models, fold_scores, settings, *labels_of_models)
         return self
 
     def _calibrated(self) -> Conformal:
@@ -422,6 +438,25 @@ class NetEstimator(BaseEstimator, ABC):
                 "tuning."
             )
         return conformal
+
+    def _predict_conformal(
+        self,
+        X: Inputs,
+        categories: ArrayLike | None,
+        predict: Callable[[Conformal, Inputs], np.ndarray],
+    ) -> np.ndarray:
+        """Return conformal predictions (n, ...), for each category separately.
+
+        ``predict`` maps conformity scores and samples to predictions.
+        """
+        conformal = self._calibrated()
+        if categories is None and conformal.categories is None:
+            return predict(conformal, X)
+        labels = as_groups(categories, count_rows(X), "categories")
+        scores, rows = zip(*conformal.by_category(labels), strict=True)
+        samples = [select_inputs(X, indices) for indices in rows]
+        predictions = np.concatenate([*map(predict, scores, samples)])
+        return predictions[np.argsort(np.concatenate(rows))]
 
     def _prediction_settings(self) -> dict[str, Any]:
         """Return the values of parameters that affect predictions."""

@@ -24,6 +24,7 @@ from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.constraints import one_of, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.conformal import Conformal, check_no_categories
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, unchanged
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets, normalised
@@ -720,6 +721,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         *,
         reference: str = "top",
         method: str | None = None,
+        categories: ArrayLike | None = None,
     ) -> np.ndarray:
         """Predict all classes that could plausibly be the most probable class.
 
@@ -747,6 +749,9 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         method : str, optional
             Method to use instead of ``dirichlet_approx``: one of its values, or
             ``"conformal"``.
+        categories : array-like of shape (n,), optional
+            Category of each sample, if `conformalize` received categories. Conformal
+            sets then have the coverage within each category.
 
         Returns
         -------
@@ -757,8 +762,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         Raises
         ------
         ValueError
-            If an option is invalid, or if conformity scores are missing or too few for
-            the coverage.
+            If an option is invalid, if conformity scores are missing or too few for the
+            coverage, or if categories are missing, unknown or of no use.
 
         See Also
         --------
@@ -783,14 +788,18 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         q, k_max = check_set(q, k_max, reference)
         if method == "conformal":
-            conformal = self._calibrated()
-            models = conformal.models or [self]  # those of folds, if there are any
-            scores = [self._class_scores(model, X) for model in models]
-            is_member = conformal.members(scores, 1 - q)
+
+            def members(conformal: Conformal, samples: Inputs) -> np.ndarray:
+                models = conformal.models or [self]  # those of folds, if there are any
+                scores = [self._class_scores(model, samples) for model in models]
+                return conformal.members(scores, 1 - q)
+
+            is_member = self._predict_conformal(X, categories, members)
             # add the top class: otherwise, a set could be empty
             top = self.predict_proba(X).argmax(axis=1)[:, None]
             np.put_along_axis(is_member, top, True, axis=1)
             return is_member
+        check_no_categories(categories)
         alpha = self._concentrations(X, method)
         is_member = dirichlet.plausible_classes(alpha, q, k_max, reference)
         return self._targets.target_type.unflatten(is_member)

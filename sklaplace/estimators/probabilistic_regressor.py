@@ -19,6 +19,7 @@ from sklaplace.estimators.options.constraints import FRACTION, LEVELS, one_of, o
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.conformal import Conformal, check_no_categories
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
@@ -497,7 +498,12 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         return values if np.ndim(alpha) else values[..., 0]
 
     def predict_interval(
-        self, X: Inputs, coverage: ArrayLike = 0.9, *, method: str = "predictive"
+        self,
+        X: Inputs,
+        coverage: ArrayLike = 0.9,
+        *,
+        method: str = "predictive",
+        categories: ArrayLike | None = None,
     ) -> np.ndarray:
         """Predict central intervals that contain new targets with a given probability.
 
@@ -512,6 +518,9 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             intervals with guaranteed coverage for each output (``"conformal"``) or for
             all outputs of a sample together (``"joint"``). Conformal intervals require
             a call to `conformalize`.
+        categories : array-like of shape (n,), optional
+            Category of each sample, if `conformalize` received categories. Conformal
+            intervals then have the coverage within each category.
 
         Returns
         -------
@@ -522,7 +531,8 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         Raises
         ------
         ValueError
-            If conformity scores are missing, or too few for one of the coverages.
+            If conformity scores are missing, or too few for one of the coverages, or if
+            categories are missing, unknown or of no use.
 
         See Also
         --------
@@ -543,14 +553,19 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         check_option("method", method, ["predictive", "conformal", "joint"])
         if method != "predictive":
-            conformal = self._calibrated()
-            conformal.require_bytes(count_rows(X))
-            # each model (of a fold, or this one) predicts both ends at its own scores
-            scores = conformal.signed_scores(levels, joint=method == "joint")
-            pairs = zip(conformal.models or [self], scores, strict=True)
-            ends = [model._at_scores(X, signed) for model, signed in pairs]
-            values = self._targets.drop_axis(conformal.interval(ends, levels))
+
+            def interval(conformal: Conformal, samples: Inputs) -> np.ndarray:
+                conformal.require_bytes(count_rows(samples))
+                # each model (of a fold, or this one) predicts ends at its own scores
+                scores = conformal.signed_scores(levels, joint=method == "joint")
+                pairs = zip(conformal.models or [self], scores, strict=True)
+                ends = [model._at_scores(samples, signed) for model, signed in pairs]
+                return conformal.interval(ends, levels)
+
+            values = self._predict_conformal(X, categories, interval)
+            values = self._targets.drop_axis(values)
             return values if np.ndim(coverage) else values[..., 0]
+        check_no_categories(categories)
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         # levels whose upper tail is rounded to one; the first raises the error
         for level in levels[tails[1] == 1].tolist():

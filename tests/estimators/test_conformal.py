@@ -175,6 +175,148 @@ def test_leaving_one_out_is_allowed():
     assert np.isfinite(model.predict_interval(X, method="conformal")).all()
 
 
+# ----------------------------------------------------------------------- categories
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["b", "a"],
+        [7, -1],
+        [2.5, 0.5],
+        [True, False],
+        np.array(["2020-01", "2021-01"], "datetime64[ns]"),
+    ],
+)
+def test_intervals_of_categories_are_those_of_separate_calibrations(names):
+    train, (X, y) = halves(*NUMBERS)
+    model = LaplaceRegressor(regressor(), **QUICK).fit(*train)
+    code = (np.arange(len(y)) % 3 == 0).astype(int)
+    categories = np.array(names)[code]
+    model.conformalize(X, y, categories=categories)
+    model = pickle.loads(pickle.dumps(model))
+    X_new, new = NUMBERS[0], np.array(names)[np.arange(90) % 2]
+    coverages, found = [0.5, 0.9], {}
+    for method in ("conformal", "joint"):
+        options = {"method": method, "categories": new}
+        found[method] = model.predict_interval(X_new, coverages, **options)
+    assert_array_equal(*found.values())
+    for name in names:
+        alone = clone(model).fit(*train)
+        alone.conformalize(X[categories == name], y[categories == name])
+        expected = alone.predict_interval(
+            X_new[new == name], coverages, method="conformal"
+        )
+        assert_allclose(found["conformal"][new == name], expected, rtol=1e-6)
+
+
+def test_intervals_of_categories_and_folds_are_those_of_the_definition():
+    (X, y), (X_new, _) = halves(*NUMBERS)
+    categories, new = np.arange(len(y)) // 15, np.arange(len(X_new)) % 3
+    model = LaplaceRegressor(regressor(), **QUICK).fit(X, y)
+    folds = KFold(3)  # each fold holds out exactly one category
+    model.conformalize(X, y, cv=folds, categories=categories)
+    options = {"method": "conformal", "categories": new}
+    found = model.predict_interval(X_new, 0.8, **options)
+    for k, (part, X_part, y_part) in enumerate(of_folds(model, X, y, folds.split(X))):
+        mean, std = part.predict(X_part, return_std=True)
+        limit = np.sort(np.abs(y_part - mean) / std)[int(np.ceil(0.8 * 16)) - 1]
+        mean, std = part.predict(X_new[new == k], return_std=True)
+        expected = np.stack([mean - limit * std, mean + limit * std], axis=1)
+        assert_allclose(found[new == k], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cv", [None, 2])
+def test_sets_of_categories_are_those_of_separate_calibrations(cv):
+    train, (X, y) = halves(*CLASSES)
+    categories = np.where(np.arange(len(y)) % 2, "odd", "even")
+    model = LaplaceClassifier(classifier(), **FIXED).fit(*train)
+    model.conformalize(X, y, cv=cv, categories=categories)
+    found = model.predict_set(X, 0.2, method="conformal", categories=categories)
+    one_by_one = [
+        model.predict_set(X[[i]], 0.2, method="conformal", categories=categories[[i]])
+        for i in range(9)
+    ]
+    assert_array_equal(np.concatenate(one_by_one), found[:9])
+    if cv is None:
+        for name in ("odd", "even"):
+            rows = categories == name
+            model.conformalize(X[rows], y[rows])
+            expected = model.predict_set(X[rows], 0.2, method="conformal")
+            assert_array_equal(found[rows], expected)
+
+
+def test_groups_count_within_their_category():
+    train, (X, y) = halves(*NUMBERS)
+    model = LaplaceRegressor(regressor(), **QUICK).fit(*train)
+    groups, categories = np.arange(45) // 3, np.arange(45) // 15
+    model.conformalize(X, y, groups=groups, categories=categories)
+    assert [sum(w.sum() for w in part.weights) for part, _ in by_category(model)] == [
+        pytest.approx(5)
+    ] * 3
+    options = {"method": "conformal", "categories": categories}
+    with pytest.raises(ValueError, match="from 5 groups of the category 0"):
+        model.predict_interval(X, 0.9, **options)
+    assert np.isfinite(model.predict_interval(X, 0.8, **options)).all()
+
+
+def by_category(model):
+    return model._conformal.by_category(model._conformal.known_categories)
+
+
+@pytest.mark.slow
+def test_coverage_holds_in_each_category():
+    rng, covered = np.random.default_rng(0), np.zeros(2)
+    X_train, y_train = rng.normal(size=(200, 2)), rng.normal(size=200)
+    model = LaplaceRegressor(regressor(), **QUICK).fit(X_train, y_train)
+    for _ in range(200):
+        X = rng.normal(size=(300, 2))
+        category = rng.integers(2, size=300)
+        y = rng.normal(size=300) * (1 + 2 * category)  # noise that the model ignores
+        model.conformalize(X[:200], y[:200], categories=category[:200])
+        options = {"method": "conformal", "categories": category[200:]}
+        inside = contains(model.predict_interval(X[200:], 0.9, **options), y[200:])
+        covered += [inside[category[200:] == k].mean() for k in range(2)]
+    # the exact coverage is between 0.9 and 0.9 + 1/100 on average; the error of 200
+    # means, each with a standard deviation of at most 0.06
+    assert (covered / 200 >= 0.9 - 4 * 0.06 / np.sqrt(200)).all()
+    assert (covered / 200 <= 0.915 + 4 * 0.06 / np.sqrt(200)).all()
+
+
+def test_missing_unknown_and_useless_categories():
+    train, (X, y) = halves(*NUMBERS)
+    model = LaplaceRegressor(regressor(), **QUICK).fit(*train)
+    categories = np.where(np.arange(45) < 41, "site A", "site B")
+    ask = partial(model.predict_interval, X, method="conformal")
+    model.conformalize(X, y)
+    with pytest.raises(ValueError, match="conformalize did not receive categories"):
+        ask(categories=categories)
+    model.conformalize(X, y, categories=categories)
+    with pytest.raises(ValueError, match=r"the categories 'site A', 'site B'\. Pass"):
+        ask()
+    with pytest.raises(ValueError, match=r"no rows .* 'C'\. .* 'site A', 'site B'"):
+        ask(categories=np.where(np.arange(45) < 44, "site A", "C"))
+    with pytest.raises(ValueError, match="no rows of the categories 1, 2"):
+        ask(categories=np.arange(45) % 2 + 1)
+    with pytest.raises(ValueError, match="categories has shape"):
+        ask(categories=categories[:-1])
+    with pytest.raises(ValueError, match="from 4 rows of the category 'site B'"):
+        ask(categories=categories)
+    assert ask(coverage=0.8, categories=categories).shape == (45, 2)
+    assert ask(categories=["site A"] * 45).shape == (45, 2)
+    with pytest.raises(ValueError, match="have no effect on these predictions"):
+        model.predict_interval(X, categories=categories)
+    for wrong in (categories[:-1], [None] * 45, [np.nan] * 45):
+        for cv in (None, 3):
+            with pytest.raises(ValueError, match="categories"):
+                model.conformalize(X, y, cv=cv, categories=wrong)
+    assert ask(coverage=0.8, categories=categories).shape == (45, 2)  # as before
+    X, y = CLASSES
+    model = LaplaceClassifier(classifier(), **FIXED).fit(X, y)
+    model.conformalize(X, y, categories=y % 2)
+    for method in (None, "bridge"):
+        with pytest.raises(ValueError, match="have no effect on these predictions"):
+            model.predict_set(X, method=method, categories=y % 2)
+
+
 # ----------------------------------------------------------------------------- sets
 def test_sets_are_those_of_the_definition():
     train, (X, y) = halves(*CLASSES)

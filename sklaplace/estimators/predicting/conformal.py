@@ -7,7 +7,7 @@ value unless the score of this value exceeds too many calibration scores.
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_count, plain
+from sklaplace.core.checks import check_count, listed, plain
 from sklaplace.core.random import private_rng
 from sklaplace.data.dataset import TrainingData
 from sklaplace.data.split import hash_folds, sample_keys
@@ -36,24 +36,25 @@ class Conformal:
         Scores of the samples that each model was not trained on.
     settings : dict
         Parameters of the predictions.
-    weights : sequence of ndarray of shape (n_k,)
-        One over the number of samples in the group of each sample.
-    has_groups : bool
-        Whether the samples have groups. If not, each sample is a group.
+    groups : sequence of ndarray of shape (n_k,), or None
+        Group of each sample. If None, each sample is a group.
+    categories : sequence of ndarray of shape (n_k,), or None
+        Category of each sample. New samples use the scores of their category.
 
     References
     ----------
     Vovk, Gammerman and Shafer (2005), "Algorithmic learning in a random world"; Barber,
     Candès, Ramdas and Tibshirani (2021), "Predictive inference with the jackknife+"
     (CV+); Lee, Barber and Willett (2023), "Distribution-free inference with
-    hierarchical data" (groups).
+    hierarchical data" (groups); Vovk, Lindsay, Nouretdinov and Gammerman (2003),
+    "Mondrian confidence machine" (categories).
     """
 
     models: Sequence[Any]
     scores: Sequence[Array]
     settings: dict[str, Any]
-    weights: Sequence[Array]
-    has_groups: bool
+    groups: Sequence[NDArray[Any]] | None
+    categories: Sequence[NDArray[Any]] | None = None
 
     @classmethod
     def of(
@@ -62,23 +63,70 @@ class Conformal:
         scores: Sequence[Array],
         settings: dict[str, Any],
         groups: Sequence[NDArray[Any]] | None,
+        categories: Sequence[NDArray[Any]] | None = None,
     ) -> "Conformal":
-        """Return the scores that are not NaN, with the weights of their groups.
+        """Return the scores that are not NaN. The arguments are the attributes."""
+        conformal = cls(models, scores, settings, groups, categories)
+        return conformal._selected([np.asarray(~np.isnan(s).any(1)) for s in scores])
 
-        Without ``groups``, each sample is a group. The arguments contain one array per
-        model, as the attributes do.
+    @property
+    def known_categories(self) -> NDArray[Any]:
+        """Categories of the scores, sorted; empty without categories."""
+        return np.unique(np.concatenate(self.categories or [np.empty(0)]))
+
+    def by_category(
+        self, categories: NDArray[Any] | None
+    ) -> "list[tuple[Conformal, NDArray[np.intp]]]":
+        """Return the scores of each category of new samples, and the samples' indices.
+
+        Raise ValueError if the scores have no categories, if the samples have none, or
+        if a category has no scores.
         """
-        is_scored = [~np.isnan(s).any(axis=1) for s in scores]
-        scores = [s[rows] for s, rows in zip(scores, is_scored, strict=True)]
+        known = self.known_categories.tolist()
+        if self.categories is None:
+            raise ValueError(
+                "conformalize did not receive categories. Pass categories= to "
+                "conformalize, too."
+            )
+        if categories is None:
+            raise ValueError(
+                f"conformalize received the categories {listed(known)}. Pass "
+                "categories=, with one of these for each row of X."
+            )
+        labels = np.unique(categories)
+        unknown = [label for label in labels.tolist() if label not in known]
+        if unknown:
+            raise ValueError(
+                f"conformalize received no rows of the categories {listed(unknown)}. "
+                f"It received the categories {listed(known)}."
+            )
+        return [
+            (
+                self._selected([each == label for each in self.categories]),
+                np.flatnonzero(categories == label),
+            )
+            for label in labels
+        ]
+
+    def _selected(self, rows: Sequence[NDArray[np.bool_]]) -> "Conformal":
+        """Return the scores for which ``rows``, one array per model, are True."""
+        chosen = {
+            name: [each[kept] for each, kept in zip(arrays, rows, strict=True)]
+            for name in ("scores", "groups", "categories")
+            if (arrays := getattr(self, name)) is not None
+        }
+        return replace(self, **chosen)  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> list[Array]:
+        """One over the number of samples in the group of each sample, per model."""
         # groups are counted over the samples of all models
-        ends = np.cumsum([len(s) for s in scores])
+        ends = np.cumsum([len(s) for s in self.scores])
         labels: Any = range(ends[-1])
-        if groups is not None:
-            pairs = zip(groups, is_scored, strict=True)
-            labels = np.concatenate([g[rows] for g, rows in pairs])
+        if self.groups is not None:
+            labels = np.concatenate(self.groups)
         _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        weights = np.split(1 / sizes[group], ends[:-1])
-        return cls(models, scores, settings, weights, groups is not None)
+        return np.split(1 / sizes[group], ends[:-1])
 
     def _needed(self, coverage: Array) -> Array:
         """Return the total weight of the scores within the limit of each coverage.
@@ -92,13 +140,15 @@ class Conformal:
         needed = (n + 1) * coverage - 1e-9
         if (needed > n).any():
             level = float(coverage.max())
-            units = "groups" if self.has_groups else "rows"
+            units = "rows" if self.groups is None else "groups"
+            category = next(iter(self.known_categories.tolist()), None)
+            of_category = "" if category is None else f" of the category {category!r}"
             # smallest n with (n + 1) α <= n
             n_needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
-                f"A coverage of {level:g} cannot be guaranteed from {n} {units}. Pass "
-                f"at least {n_needed} {units} to conformalize, or choose a smaller "
-                "coverage."
+                f"A coverage of {level:g} cannot be guaranteed from {n} "
+                f"{units}{of_category}. Pass at least {n_needed} {units}{of_category} "
+                "to conformalize, or choose a smaller coverage."
             )
         return np.maximum(needed, 1e-9)  # positive, so that no limit is without scores
 
@@ -180,6 +230,22 @@ def _limits(scores: Array, weights: Array, needed: Array) -> Array:
     totals = np.cumsum(weights[order], axis=-1)
     places = np.stack([(totals < total).sum(-1) for total in needed], axis=-1)
     return np.take_along_axis(np.take_along_axis(scores, order, -1), places, -1)
+
+
+def check_no_categories(categories: object) -> None:
+    """Raise ValueError for categories of predictions that are not conformal."""
+    if categories is not None:
+        raise ValueError(
+            "categories have no effect on these predictions. Use method='conformal', "
+            "after conformalize with categories=."
+        )
+
+
+def parts_of(
+    labels: NDArray[Any] | None, rows_of_parts: Sequence[Any]
+) -> list[NDArray[Any]] | None:
+    """Return the labels of the rows of each part, or None without labels."""
+    return None if labels is None else [labels[rows] for rows in rows_of_parts]
 
 
 def folds_of(

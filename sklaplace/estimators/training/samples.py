@@ -89,7 +89,12 @@ class Samples:
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
     """Select samples in their original form, with their targets and weights."""
-    return data.take(rows, take_rows if is_opaque(data.X) else _safe_indexing)
+    return data.take(rows, select_inputs)
+
+
+def select_inputs(X: Any, rows: np.ndarray) -> Any:
+    """Select samples in their original form."""
+    return take_rows(X, rows) if is_opaque(X) else _safe_indexing(X, rows)
 
 
 def warn_of_seen_groups(seen: np.ndarray | None, held_out: np.ndarray | None) -> None:
