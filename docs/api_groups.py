@@ -22,7 +22,7 @@ PARAMETERS = {
     "Computing": """batch_size n_jobs memory random_state verbose""",
 }
 METHODS = {
-    "Fitting": """fit partial_fit tune recalibrate conformalize""",
+    "Fitting": """fit partial_fit tune recalibrate conformalize set_params""",
     "Prediction": """predict predict_proba predict_log_proba predict_top_k predict_set
         predict_score predict_interval predict_quantiles predict_uncertainty
         predict_dirichlet""",

@@ -147,6 +147,48 @@ class NetEstimator(BaseEstimator, ABC):
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
         """Return conformity scores (n, c), which are larger for less likely targets."""
 
+    # -------------------------------------------------------------- parameters
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters of the estimator, and of its net by ``estimator__name``.
+
+        Searches such as `GridSearchCV` set parameters by this method.
+
+        Parameters
+        ----------
+        **params : dict
+            New values of the parameters.
+
+        Returns
+        -------
+        object
+            The estimator.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is unknown, or if it belongs to a net but ``estimator`` is
+            None.
+
+        See Also
+        --------
+        fit : Train the network with these parameters.
+
+        Examples
+        --------
+        >>> from sklaplace import LaplaceClassifier
+        >>> LaplaceClassifier().set_params(prior_precision=1.0).prior_precision
+        1.0
+        """
+        of_net = [name for name in params if name.startswith("estimator__")]
+        if of_net and params.get("estimator", self.estimator) is None:
+            example = self._targets_kind.example_net.format("Module")
+            raise ValueError(
+                f"{of_net[0]} is a parameter of a net, but estimator=None. The default "
+                "network derives its size and training from the number of samples. To "
+                f"set or search them, pass a net as estimator, such as {example}."
+            )
+        return super().set_params(**params)
+
     # --------------------------------------------------------------------- fit
     @contextmanager
     def _reported(self) -> Iterator[None]:

@@ -33,6 +33,7 @@ from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.utils._param_validation import InvalidParameterError
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from skorch.dataset import Dataset, ValidSplit
@@ -404,6 +405,19 @@ def test_first_mistakes_with_regressors(kind, case):
 @table(OF_RANKERS)
 def test_first_mistakes_with_rankers(case):
     refused_case(LaplaceRanker, case)
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS, LaplaceRanker])
+def test_parameters_of_a_net_without_a_net(kind):
+    model, new = kind(), {"random_state": 0, "estimator__max_epochs": 3}
+    words = "estimator__max_epochs", "estimator=None", "pass a net as estimator"
+    refused(ValueError, words, lambda: model.set_params(**new), model)
+    search = GridSearchCV(model, {"estimator__max_epochs": [1, 3]})
+    data = (PAIRS, PREFERRED) if kind is LaplaceRanker else (X, Y)
+    refused(ValueError, words, lambda: search.fit(*data), model)
+    model.set_params(estimator=of_classes(), **new)
+    assert model.estimator.max_epochs == 3
+    refused(ValueError, words, lambda: model.set_params(estimator=None, **new), model)
 
 
 @pytest.mark.parametrize("reason", ["several", "none", "few rows", "a net for them"])
