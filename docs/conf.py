@@ -68,6 +68,7 @@ RECIPES = (
     "plot_pretrained.py",
     "plot_transformer.py",
     "plot_multi_output.py",
+    "plot_survival.py",
     "plot_time_series.py",
     "plot_gpu.py",
     "plot_save_and_load.py",

@@ -29,7 +29,7 @@ class _Smaller(ast.NodeTransformer):
 
 
 def functions_of(path):
-    """Return the functions that an example defines, without running the rest.
+    """Return functions and classes that an example defines, without running the rest.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def functions_of(path):
         Below ``examples``.
     """
     tree = ast.parse((FOLDER / path).read_text(encoding="utf-8"), path)
-    kept = ast.Import, ast.ImportFrom, ast.FunctionDef
+    kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
     tree.body = [statement for statement in tree.body if isinstance(statement, kept)]
     names = {"__name__": Path(path).stem}
     exec(compile(tree, path, "exec"), names)

@@ -1,5 +1,6 @@
 """Recipes and the tutorial run without warnings, and recipes are short."""
 
+import numpy as np
 import pytest
 
 from examples import FOLDER, run_example
@@ -25,6 +26,20 @@ def test_a_recipe_draws_one_picture(name):
         assert len(plt.get_fignums()) == 1
     finally:
         plt.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_survival_is_recovered_from_censored_durations():
+    """Bands contain the true curve only if the signs mark censored durations."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    names, _ = run_example("recipes/plot_survival.py")
+    plt.close("all")
+    assert "{:.0%}".format((names["y"] < 0).mean()) == "46%"  # as the text says
+    truth = np.exp(-((names["t"] / np.exp(0.8)) ** names["shape"]))
+    low, high = names["bands"]["with signs"]
+    assert ((low < truth) & (truth < high)).all()
+    assert (names["bands"]["without signs"][1] < truth).all()
 
 
 @pytest.mark.slow

@@ -9,8 +9,11 @@ from cases import normal
 from nets import MLP, regressor, waves
 from numpy.testing import assert_allclose
 from scipy import stats
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetRegressor
 from torch import distributions, nn
 
+from examples import functions_of
 from sklaplace import LaplaceRegressor
 from sklaplace.likelihoods import DensityLikelihood, Gaussian
 
@@ -234,3 +237,69 @@ class TestOthers:
         model = LaplaceRegressor(regressor(), likelihood=SINGLE["log-normal"][0])
         with pytest.raises(ValueError, match="OfPositive is for positive targets"):
             model.fit(X, y)
+
+
+# ------------------------------------------------------------------ censored durations
+RECIPE = functions_of("recipes/plot_survival.py")
+
+
+class TestCensoredWeibull:
+    """The likelihood of the recipe, for outputs that do not depend on the inputs."""
+
+    @pytest.fixture
+    def durations(self):
+        """Return durations, and minus a bound for about half of them."""
+        rng = np.random.default_rng(0)
+        event, end = 2 * rng.weibull(1.5, 200), rng.uniform(0, 4, 200)
+        return np.where(event < end, event, -end)
+
+    @pytest.fixture
+    def model(self, durations):
+        """Return an estimator with the most probable log-scale under a flat prior.
+
+        The inputs are zeros, so the log-scale is the bias. The sum of ``|y|^k`` and the
+        number of observed durations are sufficient statistics.
+        """
+        k, n_events = 1.5, (durations > 0).sum()
+        best = math.log((np.abs(durations) ** k).sum() / n_events) / k
+        module = nn.Linear(1, 1, dtype=torch.float64)
+        nn.init.constant_(module.bias, best)
+        net = NeuralNetRegressor(module, criterion=RECIPE["Criterion"]).initialize()
+        likelihood = RECIPE["CensoredWeibull"]()
+        options = {"likelihood": likelihood, "prior_precision": 3.0, "refine": False}
+        model = LaplaceRegressor(FrozenEstimator(net), random_state=0, **options)
+        return model.fit(np.zeros((200, 1)), durations)
+
+    def test_gradient_at_the_maximum_likelihood(self, model, durations):
+        likelihood, y = model.likelihood, torch.from_numpy(durations)[:, None]
+        f = torch.from_numpy(model.latent_mean_and_variance(np.zeros((200, 1)))[0])
+        gradient = likelihood.gradient(f.reshape(-1, 1), y)
+        assert abs(gradient.sum()) < 1e-10 * gradient.abs().sum()
+
+    def test_information_is_that_of_the_observed_durations(self, model, durations):
+        """The Hessian of the loss, k² Σ z^k, is k² per event at the maximum."""
+        _, variance = model.latent_mean_and_variance(np.zeros((1, 1)))
+        precision = 1.5**2 * (durations > 0).sum() + 3.0
+        assert variance.item() == pytest.approx(1 / precision, rel=1e-6)
+
+    def test_predictions_are_uncensored(self, model):
+        zero = np.zeros((1, 1))
+        mean, _ = model.latent_mean_and_variance(zero)
+        known = stats.weibull_min(1.5, scale=math.exp(mean.item()))
+        found = model.likelihood.quantiles(mean.reshape(1, 1), zero, 1.0, LEVELS)[0, 0]
+        error = (known.cdf(found) - LEVELS) / (LEVELS * (1 - LEVELS))
+        assert np.abs(error).max() < 0.02
+
+    def test_bounds_have_the_probability_of_longer_durations(self):
+        """Cover outputs with a variance: the probability is a mean over outputs."""
+        t, mean, var = torch.tensor([[0.2], [1.0], [5.0]]), torch.zeros(3, 1), 0.25
+        given = mean.double(), torch.full_like(mean.double(), var)
+        found = RECIPE["CensoredWeibull"]().log_density(*given, -t.double(), 1.0)
+        z, weights = np.polynomial.hermite_e.hermegauss(80)
+        survival = np.exp(-((t.numpy() / np.exp(math.sqrt(var) * z)) ** 1.5))
+        expected = np.log(survival @ weights / weights.sum())
+        assert_allclose(found, expected, rtol=1e-6)
+
+    def test_durations_of_zero(self):
+        with pytest.raises(ValueError, match="y has zeros"):
+            RECIPE["CensoredWeibull"]().check_targets(np.array([1.0, 0.0, -1.0]))
