@@ -1,8 +1,9 @@
-"""MAPIE: conformal intervals and sets, also from predicted quantiles and deviations."""
+"""MAPIE: conformal intervals and sets, and a martingale that detects drift."""
 
 import numpy as np
 import pytest
 from nets import regressor as skorch_regressor
+from scipy import stats
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.model_selection import KFold
 
@@ -12,6 +13,7 @@ from sklaplace import LaplaceRegressor
 regression = pytest.importorskip("mapie.regression")
 classification = pytest.importorskip("mapie.classification")
 scores = pytest.importorskip("mapie.conformity_scores")
+testing = pytest.importorskip("mapie.exchangeability_testing")
 
 # three standard deviations of a coverage of .9 from 450 and on 600 samples
 TOLERANCE = 3 * np.sqrt(0.9 * 0.1 * (1 / 450 + 1 / 600))
@@ -40,6 +42,22 @@ class Deviation(Quantile):
 
     def predict(self, X):
         return self.model.predict(X, return_std=True)[1]
+
+
+class Monitor:
+    """A test of whether new rows are exchangeable with rows held out from training."""
+
+    def __init__(self, model, X_held_out, level=0.01):
+        self.model, self.scores = model, list(model.score_samples(X_held_out))
+        self.test = testing.OnlineMartingaleTest(test_level=level, random_state=0)
+
+    def update(self, X):
+        """Return whether there has been an alarm, up to the last row of X."""
+        for score in self.model.score_samples(X):
+            p_value = self.test.compute_p_value(score, self.scores)
+            self.test.update_simple_jumper_martingale(p_value)
+            self.scores.append(score)
+        return max(self.test.martingale_value_history) > self.test.reject_threshold
 
 
 def covered(bounds, y):
@@ -164,3 +182,38 @@ def test_cross_conformal_intervals_clone_and_fit(numbers):
     conformal.fit_conformalize(*numbers.train)
     X, y = numbers.test
     assert covered(conformal.predict_interval(X)[1], y).mean() > 0.9 - TOLERANCE
+
+
+def test_a_martingale_rarely_alarms_without_drift(classes, figure):
+    """By Ville's inequality, the probability of an alarm is at most the level."""
+    level, n_streams, rng = 0.1, 100, np.random.default_rng(0)
+    rows, n_alarms = np.concatenate([classes.cal[0], classes.test[0]]), 0
+    for _ in range(n_streams):
+        held_out, stream = np.split(rng.permutation(rows)[:600], 2)
+        n_alarms += Monitor(classes.model, held_out, level).update(stream)
+    assert n_alarms <= stats.binom.ppf(0.999, n_streams, level)
+    figure(level=level, alarms=n_alarms / n_streams)
+
+
+def test_a_martingale_detects_drift(classes, figure):
+    monitor = Monitor(classes.model, classes.cal[0])
+    before, after = np.split(classes.test[0], 2)
+    assert not monitor.update(before)
+    after = after + 2.0 * after.std(axis=0)
+    delay = next(n for n, row in enumerate(after, 1) if monitor.update(row[None]))
+    # a bet multiplies the wealth by at most 1.5, and 1 / level must be reached
+    assert np.log(100) / np.log(1.5) < delay < 50
+    figure(delay=delay)
+
+
+def test_the_order_of_calls_does_not_matter_to_a_martingale(classes):
+    at_once, one_by_one = (Monitor(classes.model, classes.cal[0]) for _ in range(2))
+    X = classes.test[0][:20]
+    at_once.update(X)
+    for row in X:
+        one_by_one.update(row[None])
+    np.testing.assert_allclose(
+        at_once.test.martingale_value_history,
+        one_by_one.test.martingale_value_history,
+        rtol=1e-6,
+    )
