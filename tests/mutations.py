@@ -39,6 +39,21 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "levels of the CRPS weighted equally",
+        "sklaplace/metrics/regression.py",
+        "_pinball(residuals, levels) @ np.diff(edges)",
+        "_pinball(residuals, levels).mean(axis=1)",
+        "metrics/test_regression.py"
+        "::test_crps_weights_levels_by_the_range_that_they_stand_for",
+    ),
+    Mutation(
+        "coverage of a category divided by the number of all samples",
+        "sklaplace/metrics/coverage.py",
+        "inside / divisor",
+        "inside / weight.sum()",
+        "metrics/test_coverage.py::test_intervals_of_each_category",
+    ),
+    Mutation(
         "points of the projection made in inference mode",
         "sklaplace/dirichlet/logits.py",
         "@torch.inference_mode(False)  # otherwise later gradients would fail\n",

@@ -14,6 +14,7 @@ from sklaplace.metrics.classification import (
     maximum_calibration_error,
     reliability_curve,
 )
+from sklaplace.metrics.coverage import coverage_by_category
 from sklaplace.metrics.detection import (
     area_under_risk_coverage,
     ood_auroc,
@@ -26,7 +27,9 @@ from sklaplace.metrics.regression import (
     gaussian_nll,
     interval_coverage,
     interval_score,
+    quantile_crps,
     sharpness,
+    weighted_interval_score,
 )
 from sklaplace.metrics.scorers import (
     neg_area_under_risk_coverage_scorer,
@@ -34,6 +37,8 @@ from sklaplace.metrics.scorers import (
     neg_gaussian_crps_scorer,
     neg_gaussian_nll_scorer,
     neg_interval_score_scorer,
+    neg_quantile_crps_scorer,
+    neg_weighted_interval_score_scorer,
 )
 
 __all__ = [
@@ -41,6 +46,7 @@ __all__ = [
     "area_under_risk_coverage",
     "brier_score",
     "class_sharpness",
+    "coverage_by_category",
     "empirical_frequency",
     "expected_calibration_error",
     "gaussian_crps",
@@ -53,9 +59,13 @@ __all__ = [
     "neg_gaussian_crps_scorer",
     "neg_gaussian_nll_scorer",
     "neg_interval_score_scorer",
+    "neg_quantile_crps_scorer",
+    "neg_weighted_interval_score_scorer",
     "ood_auroc",
     "ood_fpr",
+    "quantile_crps",
     "reliability_curve",
     "risk_coverage_curve",
     "sharpness",
+    "weighted_interval_score",
 ]

@@ -62,7 +62,7 @@ def check_proba(
     truth = as_column(y_true)
     check_consistent_length(truth, proba)
     _check_sums(proba)
-    return proba, _encode(truth, labels, proba.shape[1])
+    return proba, encode(truth, labels, "y_proba", proba.shape[1])
 
 
 def _check_sums(proba: Floats) -> None:
@@ -77,13 +77,15 @@ def _check_sums(proba: Floats) -> None:
         )
 
 
-def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp]:
+def encode(
+    truth: np.ndarray, labels: Given, name: str, n_columns: int
+) -> NDArray[np.intp]:
     """Return the column of each true class; raise ValueError for unknown classes."""
     classes = np.unique(truth) if labels is None else as_column(labels)
     if len(classes) != n_columns:
         source = "y_true" if labels is None else "labels"
         raise ValueError(
-            f"y_proba has {n_columns} columns, but {source} has {len(classes)} "
+            f"{name} has {n_columns} columns, but {source} has {len(classes)} "
             "classes. Pass labels=estimator.classes_, one label per column."
         )
     # Columns need not be sorted. Positions are clipped, because an unknown class can be
@@ -124,6 +126,56 @@ def check_std(std: Floats) -> None:
             f"y_std has the value {std.min()}. Standard deviations must be positive "
             "and include the observation noise."
         )
+
+
+def check_interval(
+    y_true: Values, y_interval: Values, name: str = "y_interval"
+) -> tuple[Floats, Floats, Floats]:
+    """Return targets, lower bounds and upper bounds, each of shape (n,)."""
+    # more axes are allowed here, because the message below explains them better
+    interval = as_floats(y_interval, name, allow_nd=True)
+    if interval.shape[1:] != (2,):
+        columns = f"{interval.shape[1]} columns" if interval.ndim == 2 else ""
+        raise ValueError(
+            f"{name} has {columns or f'shape {interval.shape}'}. Pass lower and "
+            "upper bounds of one target and one coverage, (n, 2), such as "
+            f"{name}[:, 0] with y_true[:, 0]."
+        )
+    targets = as_vector(y_true, "y_true")
+    check_consistent_length(targets, interval)
+    lower, upper = interval.T
+    if (lower > upper).any():
+        row = int(np.argmax(lower > upper))
+        raise ValueError(
+            f"{name} has the lower bound {lower[row]} above the upper bound "
+            f"{upper[row]} in row {row}. Pass bounds in ascending order."
+        )
+    return targets, lower, upper
+
+
+def check_quantiles(
+    y_true: Values, y_quantiles: Values, levels: Values
+) -> tuple[Floats, Floats]:
+    """Return residuals ``y − q`` (n, n_levels) and levels (n_levels,)."""
+    targets, order = as_vector(y_true, "y_true"), as_vector(levels, "levels")
+    quantiles = as_floats(y_quantiles, "y_quantiles", ensure_2d=True)
+    check_consistent_length(targets, quantiles)
+    if order[0] <= 0 or order[-1] >= 1 or (np.diff(order) <= 0).any():
+        raise ValueError(
+            f"levels={order.tolist()} are not ascending numbers between 0 and 1. "
+            "Pass the levels of the quantiles, such as [0.05, 0.5, 0.95]."
+        )
+    if quantiles.shape[1] != len(order):
+        raise ValueError(
+            f"y_quantiles has {quantiles.shape[1]} columns, but there are {len(order)} "
+            "levels. Pass one column per level: predict_quantiles(X, levels)."
+        )
+    if (crossed := (np.diff(quantiles) < 0).any(axis=1)).any():
+        raise ValueError(
+            f"y_quantiles has quantiles that cross in row {int(np.argmax(crossed))}. "
+            "Pass quantiles in ascending order, such as np.sort(y_quantiles, axis=1)."
+        )
+    return targets[:, None] - quantiles, order
 
 
 def as_floats(values: Values, name: str, **options: object) -> Floats:

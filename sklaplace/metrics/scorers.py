@@ -1,11 +1,23 @@
 """Scorers: metrics of a fitted estimator, for ``scoring=`` in model selection."""
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from sklaplace.metrics.checks import Given, Values, last_step, misclassified
 from sklaplace.metrics.classification import expected_calibration_error
 from sklaplace.metrics.detection import area_under_risk_coverage
-from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_score
+from sklaplace.metrics.regression import (
+    gaussian_crps,
+    gaussian_nll,
+    interval_score,
+    quantile_crps,
+    weighted_interval_score,
+)
+
+# 0.005, 0.015, ..., 0.995: the midpoint rule
+_CRPS_LEVELS = (np.arange(100) + 0.5) / 100
+# of the forecasts that Bracher et al. (2021) score
+_WIS_LEVELS = np.r_[0.01, 0.025, np.arange(1, 20) / 20, 0.975, 0.99]
 
 
 def neg_gaussian_nll_scorer(
@@ -158,6 +170,110 @@ def neg_interval_score_scorer(
     predictor, X = last_step(estimator, X)
     interval = predictor.predict_interval(X, coverage=0.9)
     return -interval_score(y, interval, coverage=0.9, sample_weight=sample_weight)
+
+
+def neg_quantile_crps_scorer(
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
+) -> float:
+    """Compute the negative CRPS of held-out quantiles, for use as ``scoring``.
+
+    The score uses the hundred levels 0.005, 0.015, ..., 0.995. Unlike
+    ``neg_gaussian_crps_scorer``, it depends on the shape of the predicted distribution.
+
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
+
+    Parameters
+    ----------
+    estimator : fitted regressor
+        Regressor with ``predict_quantiles(X, levels)``, such as `LaplaceRegressor`, or
+        a pipeline that ends with such a regressor.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,)
+        Targets of the samples.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Negative ``quantile_crps``, in units of the target; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If there are several targets.
+
+    See Also
+    --------
+    quantile_crps : Underlying metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import LaplaceRegressor
+    >>> from sklaplace.metrics import neg_quantile_crps_scorer
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> reg = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> bool(-35 < neg_quantile_crps_scorer(reg, X, y) < -25)
+    True
+    """
+    levels = _CRPS_LEVELS
+    predictor, X = last_step(estimator, X)
+    quantiles = predictor.predict_quantiles(X, levels)
+    return -quantile_crps(y, quantiles, levels, sample_weight=sample_weight)
+
+
+def neg_weighted_interval_score_scorer(
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
+) -> float:
+    """Compute the negative weighted interval score, for use as ``scoring``.
+
+    The score uses the median and the central intervals with coverages of 10 %, 20 %,
+    ..., 90 %, 95 % and 98 %, as Bracher et al. (2021).
+
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
+
+    Parameters
+    ----------
+    estimator : fitted regressor
+        Regressor with ``predict_quantiles(X, levels)``, such as `LaplaceRegressor`, or
+        a pipeline that ends with such a regressor.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,)
+        Targets of the samples.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Negative ``weighted_interval_score``, in units of the target; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If there are several targets.
+
+    See Also
+    --------
+    weighted_interval_score : Underlying metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import LaplaceRegressor
+    >>> from sklaplace.metrics import neg_weighted_interval_score_scorer
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> reg = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> bool(-35 < neg_weighted_interval_score_scorer(reg, X, y) < -25)
+    True
+    """
+    levels = _WIS_LEVELS
+    predictor, X = last_step(estimator, X)
+    quantiles = predictor.predict_quantiles(X, levels)
+    return -weighted_interval_score(y, quantiles, levels, sample_weight=sample_weight)
 
 
 def neg_expected_calibration_error_scorer(

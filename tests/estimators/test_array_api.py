@@ -58,6 +58,7 @@ TARGETS, MEAN, STD = np.array([[0.0, 1.0], [0.5, 1.5], [1.0, 2.0]])
         (metrics.gaussian_nll, (TARGETS, MEAN, STD)),
         (metrics.gaussian_crps, (TARGETS, MEAN, STD)),
         (metrics.interval_coverage, (TARGETS, np.stack([MEAN - STD, MEAN + STD], 1))),
+        (metrics.quantile_crps, (TARGETS, MEAN[:, None], [0.5])),
         (metrics.ood_auroc, (MEAN, STD)),
     ],
 )

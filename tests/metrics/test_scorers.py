@@ -18,6 +18,10 @@ from sklaplace.metrics import (
     neg_gaussian_crps_scorer,
     neg_gaussian_nll_scorer,
     neg_interval_score_scorer,
+    neg_quantile_crps_scorer,
+    neg_weighted_interval_score_scorer,
+    quantile_crps,
+    weighted_interval_score,
 )
 
 
@@ -52,6 +56,33 @@ def test_scorer_of_intervals():
     grid = {"laplaceregressor__prior_precision": [1.0]}
     search = GridSearchCV(model, grid, cv=2).fit(X, y)
     assert neg_interval_score_scorer(search, X, y) == expected
+
+
+@pytest.mark.parametrize(
+    ("scorer", "metric", "n_levels"),
+    [
+        (neg_quantile_crps_scorer, quantile_crps, 100),
+        (neg_weighted_interval_score_scorer, weighted_interval_score, 23),
+    ],
+)
+def test_scorers_of_quantiles(scorer, metric, n_levels):
+    X, y = make_regression(60, 3, noise=5, random_state=0)
+    fixed = {"prior_precision": 1.0, "sigma_noise": 5.0, "residual": "none"}
+    model = LaplaceRegressor(**fixed, random_state=0)
+    model = make_pipeline(StandardScaler(), model).fit(X, y)
+    levels = (np.arange(100) + 0.5) / 100
+    if n_levels == 23:
+        levels = np.r_[0.01, 0.025, np.arange(5, 100, 5) / 100, 0.975, 0.99]
+    quantiles = model[-1].predict_quantiles(model[:-1].transform(X), levels)
+    weights = np.arange(60.0)
+    assert scorer(model, X, y) == -metric(y, quantiles, levels)
+    weighted = -metric(y, quantiles, levels, sample_weight=weights)
+    assert scorer(model, X, y, weights) == weighted
+    # the noise is Gaussian here
+    mean, std = model.predict(X, return_std=True)
+    assert scorer(model, X, y) == pytest.approx(-gaussian_crps(y, mean, std), rel=0.15)
+    with pytest.raises(ValueError, match="should be a 1d array"):
+        scorer(model, X, np.c_[y, y])
 
 
 def test_scorers_of_classifiers_know_classes_that_a_fold_lacks():
