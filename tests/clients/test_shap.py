@@ -1,7 +1,11 @@
-"""shap: explanations of probabilities and of standard deviations."""
+"""shap: explanations of probabilities, standard deviations and epistemic entropies."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from nets import blobs
+
+from sklaplace import LaplaceClassifier
 
 shap = pytest.importorskip("shap")
 
@@ -26,3 +30,29 @@ def test_noise_is_explained_by_the_input_it_depends_on(numbers, figure):
     np.testing.assert_allclose(values[:, 1], 0, atol=1e-8)
     assert values[0, 0] > 0.1 > -0.1 > values[1, 0]
     figure(at_the_edge=values[0, 0], in_the_middle=values[1, 0])
+
+
+def contributions(model, background, rows):
+    """Return the contributions of columns to the epistemic part, (n, n_columns)."""
+
+    def epistemic(values):
+        table = pd.DataFrame(values, columns=rows.columns)
+        return model.predict_uncertainty(table)[:, 2]
+
+    explainer = shap.KernelExplainer(epistemic, background)
+    shares = explainer.shap_values(rows, silent=True)
+    return pd.DataFrame(shares, rows.index, rows.columns)
+
+
+def test_a_wrong_unit_explains_the_epistemic_part(figure):
+    (X, y), (X_new, _) = blobs(90), blobs(5, seed=1)
+    table, rows = (pd.DataFrame(values).add_prefix("x") for values in (X, X_new))
+    rows["x1"] *= 100
+    model = LaplaceClassifier(random_state=0).fit(table, y)
+    shares = contributions(model, table[:20], rows)
+    # the contributions of a row sum to the difference from the mean of the background
+    mean = model.predict_uncertainty(table[:20])[:, 2].mean()
+    found = model.predict_uncertainty(rows)[:, 2]
+    np.testing.assert_allclose(shares.sum(axis=1), found - mean, atol=1e-6)
+    assert (shares["x1"] > 0.9 * shares.abs().sum(axis=1)).all()
+    figure(**shares.mean())
