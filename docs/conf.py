@@ -77,14 +77,16 @@ RECIPES = (
     "plot_dirichlet.py",
 )
 EXAMPLES = Path(__file__).parent.parent / "examples"
-OTHER_EXAMPLES = sorted({path.name for path in EXAMPLES.rglob("*.py")} - {*RECIPES})
+OTHER_EXAMPLES = sorted(
+    {path.name for path in EXAMPLES.rglob("plot_*.py")} - {*RECIPES}
+)
 sphinx_gallery_conf = {
     "backreferences_dir": "generated/backreferences",
     "doc_module": ("sklaplace",),
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"plot_",
-    "ignore_pattern": r"__init__\.py",
+    "ignore_pattern": r"(__init__|mnist)\.py",
     "capture_repr": (),
     "download_all_examples": False,
     "image_scrapers": ("matplotlib",),
