@@ -2,8 +2,11 @@
 
 import ast
 import io
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
@@ -44,13 +47,15 @@ def functions_of(path):
     return names
 
 
-def run_example(path, **constants):
+def run_example(path, argv=(), **constants):
     """Run an example with other constants; return its names and its output.
 
     Parameters
     ----------
     path : str
         Below ``examples``.
+    argv : sequence of str
+        Arguments of the command line.
     **constants
         Values to assign to these names instead: numbers, strings, or tuples of them.
     """
@@ -59,6 +64,13 @@ def run_example(path, **constants):
     tree = ast.fix_missing_locations(smaller.visit(ast.parse(source, path)))
     assert smaller.seen == constants.keys(), f"{path} does not assign these."
     names, printed = {"__name__": Path(path).stem}, io.StringIO()
-    with redirect_stdout(printed):
-        exec(compile(tree, path, "exec"), names)
+    file = FOLDER / path
+    with redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(file), *argv])
+        patch.setattr(sys, "path", [str(file.parent), *sys.path])
+        try:
+            exec(compile(tree, path, "exec"), names)
+        except SystemExit as end:  # an example may end early, without an error
+            if end.code is not None:
+                raise
     return names, printed.getvalue()

@@ -1,7 +1,6 @@
 """Claims in the texts of examples hold on a smaller scale."""
 
 import re
-import sys
 
 import matplotlib as mpl
 import numpy as np
@@ -11,6 +10,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from costs import counted
+from idx import write_idx, write_set
 
 from examples import run_example
 
@@ -169,6 +169,75 @@ def test_the_projection_covers_more_with_larger_sets(top_k):
         assert previous[1] >= shorter[1]
 
 
+# ------------------------------------------------ the Laplace bridge on images of files
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Write small files of MNIST, notMNIST and Fashion-MNIST."""
+    root = tmp_path_factory.mktemp("data")
+    write_set(root / "MNIST" / "raw", "train", 300, seed=0)
+    raw = root / "MNIST" / "raw"
+    _, labels = write_set(raw, "t10k", 100, seed=0)
+    labels[:20] += labels[:20] < 9  # wrong labels, so that predictions are wrong
+    write_idx(raw / "t10k-labels-idx1-ubyte", labels)
+    write_set(root / "FashionMNIST" / "raw", "t10k", 60, seed=1)
+    write_set(root, "notmnist-t10k", 60, seed=2, suffix=".gz")
+    return str(root)
+
+
+FILES = "notMNIST", "Fashion"
+
+
+def test_images_of_files_are_compared(folder):
+    names, printed = run_example(
+        "laplace_bridge/plot_ood.py",
+        ["--data", folder],
+        EPOCHS_OF_IMAGES=2,
+        GRID=(1.0, 100.0),
+    )
+    for name in FILES:
+        table = printed.split(f"AUROC, {name} images")[1]
+        for setting in names["SETTINGS"]:
+            found = aurocs(names["means"][setting], name)
+            shown = printed_numbers(table, setting)
+            expected = [found[method] for method in names["SHOWN"]]
+            np.testing.assert_allclose(shown, expected, atol=6e-4)
+
+
+def test_sets_of_images_of_files_are_measured(folder):
+    names, printed = run_example(
+        "laplace_bridge/plot_top_k.py",
+        ["--data", folder],
+        EPOCHS_OF_IMAGES=2,
+        TAILS=(0.1, 0.5),
+    )
+    for name in FILES:
+        table = printed.split(f"{name}, top")[1]
+        for method in ("bridge", "projection"):
+            length, single, all_ten = printed_numbers(table, f"{method}, q = 0.1")
+            X = names["unknown"][name]
+            k = names["model"].predict_set(X, q=0.1, method=method).sum(1)
+            assert length == pytest.approx(k.mean(), abs=6e-4)
+            assert single == pytest.approx((k == 1).mean(), abs=6e-4)
+            assert all_ten == pytest.approx((k == 10).mean(), abs=6e-4)
+
+
+def test_draws_are_counted_for_images_of_files(folder):
+    names, printed = run_example(
+        "laplace_bridge/plot_samples.py",
+        ["--data", folder],
+        MOST=1000,
+        RUNS=1,
+        ROWS=10,
+    )
+    assert list(names["gaussians"]) == ["MNIST", *FILES]
+    for name, (mean, cov) in names["gaussians"].items():
+        assert (np.linalg.eigvalsh(cov) > 0).all()
+        assert mean.shape == (3,)
+        distance = names["distance"]
+        assert distance[name, "projection"] <= distance[name, "bridge, centred"] + 1e-3
+        assert len(rows(printed, name, "projection")) == 1
+
+
 # -------------------------------------------------------------------- Bayes by Backprop
 def printed_numbers(printed, row):
     """Return the numbers of the first line that starts with row, except after ±."""
@@ -276,12 +345,11 @@ def test_held_out_rows_choose_the_weight(kl_weight):
 # ----------------------------------------------------------------- the table of methods
 @pytest.fixture(scope="module")
 def trust():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["plot_trust.py", "--quick"])
-        yield run_example(
-            "studies/plot_trust.py",
-            QUICK=("iris", "two targets (30)", "only noise (200)"),
-        )
+    return run_example(
+        "studies/plot_trust.py",
+        ["--quick"],
+        QUICK=("iris", "two targets (30)", "only noise (200)"),
+    )
 
 
 def test_coverage_of_each_target_is_printed(trust):

@@ -9,6 +9,13 @@ distribution as the Dirichlet distribution is. For three Gaussians over three lo
 the paper reports that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et
 al., 2022). The number depends on how the samples are counted, especially for the third
 Gaussian. We report two counts, one of which is the count of the published code.
+
+With IDX files of MNIST and of notMNIST or Fashion-MNIST in a folder ``DIR``, the
+Gaussians are predictions of a LeNet for one image of each set:
+
+.. code-block:: bash
+
+   python examples/laplace_bridge/plot_samples.py --data DIR
 """
 
 # %%
@@ -20,6 +27,7 @@ Gaussian. We report two counts, one of which is the count of the published code.
 # points. The softmax ignores a common shift of all logits, so the density is that of
 # two differences of logits.
 
+import argparse
 from timeit import repeat
 
 import matplotlib.pyplot as plt
@@ -41,6 +49,13 @@ gaussians = {
     "off-centre": ([2, -1, -1], np.eye(3)),
     "correlated": ([1, 1, -2], [[1, 0, 0.5], [0, 2, 0.3], [0.5, 0.3, 0.5]]),
 }
+parser = argparse.ArgumentParser(description="Count how many samples are needed.")
+parser.add_argument("--data", metavar="DIR", help="folder of IDX files of MNIST")
+folder = parser.parse_args().data
+if folder:
+    from mnist import gaussians_of_images  # the other file in this folder
+
+    gaussians = gaussians_of_images(folder)
 gaussians = {
     name: (np.array(mean, dtype=float), np.array(cov))
     for name, (mean, cov) in gaussians.items()

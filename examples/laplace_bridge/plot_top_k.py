@@ -8,6 +8,13 @@ classes that could be the most probable class, according to a Dirichlet distribu
 over the class probabilities. This study repeats an experiment of Hobbhahn, Kristiadi
 and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
 (UAI 2022), on a small scale. In the paper, the distribution is the Laplace bridge.
+
+With IDX files of MNIST and of notMNIST or Fashion-MNIST in a folder ``DIR``, the study
+uses a LeNet and these images instead, in one run:
+
+.. code-block:: bash
+
+   python examples/laplace_bridge/plot_top_k.py --data DIR
 """
 
 # %%
@@ -18,6 +25,8 @@ and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep N
 # has one hidden layer. The study has several seeds, each with its own split and initial
 # weights. The posterior of the last layer is Kronecker-factored. No samples are held
 # out, so the prior precision maximises the marginal likelihood.
+
+import argparse
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,6 +43,13 @@ torch.set_num_threads(1)
 
 SEEDS = (0, 1, 2, 3, 4)
 TAILS = (0.01, 0.05, 0.1, 0.2, 0.5)
+EPOCHS = 30
+MOST = 2000  # images of each set, with --data
+EPOCHS_OF_IMAGES = 6
+
+parser = argparse.ArgumentParser(description="Measure sets of variable size.")
+parser.add_argument("--data", metavar="DIR", help="folder of IDX files of MNIST")
+folder = parser.parse_args().data
 
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
@@ -43,23 +59,36 @@ def mlp():
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def task(seed):
-    """Return a trained network, its training samples and its test samples."""
+def digits(seed):
+    """Return training samples, test samples, and no unknown images."""
     X_train, X_test, y_train, y_test = train_test_split(
         images, labels, train_size=150, stratify=labels, random_state=seed
     )
+    return (X_train, y_train), (X_test, y_test), {}
+
+
+network, epochs, seeds = mlp, EPOCHS, SEEDS
+if folder:
+    from mnist import lenet, load  # the other file in the folder of this example
+
+    network, epochs, seeds = lenet, EPOCHS_OF_IMAGES, SEEDS[:1]
+
+
+def task(seed):
+    """Return a trained network, training and test samples, and unknown images."""
+    train, test, unknown = load(folder, MOST, seed) if folder else digits(seed)
     torch.manual_seed(seed)
     net = NeuralNetClassifier(
-        mlp,
+        network,
         criterion=nn.CrossEntropyLoss,
         optimizer=torch.optim.Adam,
         lr=3e-3,
         batch_size=32,
-        max_epochs=30,
+        max_epochs=epochs,
         train_split=None,
         verbose=0,
-    ).fit(X_train, y_train)
-    return net, (X_train, y_train), (X_test, y_test)
+    ).fit(*train)
+    return net, train, test, unknown
 
 
 def top_accuracies(net, X, y):
@@ -96,14 +125,15 @@ def sizes(model, test, q, method, reference="top"):
 
 def summary(k, covered, right):
     """Return one row of the table."""
-    wrong = k[~right].mean()
-    return [k.mean(), covered.mean(), k[right].mean(), wrong, (k == 1).mean()]
+    wrong = np.nan if right.all() else k[~right].mean()
+    ones, tens = (k == 1).mean(), (k == 10).mean()
+    return [k.mean(), covered.mean(), k[right].mean(), wrong, ones, tens]
 
 
 fixed = 1.0, 10.0, 100.0
 accuracies, precisions, rows, by_precision, models = [], [], {}, {}, []
-for seed in SEEDS:
-    net, train, test = task(seed)
+for seed in seeds:
+    net, train, test, unknown = task(seed)
     accuracies.append(top_accuracies(net, *test))
     model = laplace(net, train)
     for option in OPTIONS:
@@ -123,15 +153,16 @@ for seed in SEEDS:
 # -----------------
 #
 # "Length" is the mean size of all sets. "Right" and "wrong" are the mean sizes for
-# right and wrong samples. "k = 1" is the fraction of sets with a single class.
+# right and wrong samples. "k = 1" is the fraction of sets with a single class, and "k =
+# 10" the fraction of sets with all ten classes.
 
-HEADS = "length", "coverage", "right", "wrong", "k = 1"
+HEADS = "length", "coverage", "right", "wrong", "k = 1", "k = 10"
 top_1, top_2 = np.mean(accuracies, 0)
 means = {key: np.mean([summary(*run) for run in runs], 0) for key, runs in rows.items()}
 
 
-def header(title):
-    print(f"\n{title:22}" + "".join(f"{name:>10}" for name in HEADS))
+def header(title, names=HEADS):
+    print(f"\n{title:22}" + "".join(f"{name:>10}" for name in names))
 
 
 def line(name, values):
@@ -147,6 +178,12 @@ for method, reference in OPTIONS:
 print("\npublished (ImageNet, DenseNet-121, bridge, q = 0.1):")
 print("length 2.04, coverage 0.829 (top-1 0.744, top-5 0.920);")
 print("k = 1 for about 40,000 of 50,000 images")
+for name, X in unknown.items():  # with --data only
+    header(f"{name}, top", ("length", "k = 1", "k = 10"))
+    for method in ("bridge", "projection"):
+        for q in TAILS:
+            k = model.predict_set(X, q=q, method=method).sum(1)
+            line(f"{method}, q = {q:g}", [k.mean(), (k == 1).mean(), (k == 10).mean()])
 
 # %%
 # The sets grow as ``q`` falls, and they are larger if the network is wrong. The sets of
@@ -211,7 +248,8 @@ for ax, size in zip(panels, range(2, 8), strict=True):
     found = np.flatnonzero(members.sum(1) == size)
     if len(found):
         row = found[0]
-        ax.imshow(X[row].reshape(8, 8), cmap="gray_r")
+        side = int(X[row].size ** 0.5)
+        ax.imshow(X[row].reshape(side, side), cmap="gray_r")
         names = " ".join(str(name) for name in order[row, :size])
         ax.set_title(f"true: {y[row]}\n{names}", fontsize=11)
 plt.show()
