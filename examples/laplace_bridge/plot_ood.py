@@ -211,7 +211,7 @@ SETTINGS = {
     "all weights, kron": ("all", "kron"),
     "all weights, diag": ("all", "diag"),
 }
-GRID = 10.0 ** np.arange(-0.5, 2.6, 0.5)
+GRID = 10.0 ** (np.arange(-2, 3.1, 0.5) if folder else np.arange(-0.5, 2.6, 0.5))
 WIDE = 0.05
 PRECISIONS = (WIDE, 1, 20, 400)
 
@@ -220,7 +220,7 @@ tasks = [task(seed) for seed in seeds]
 
 def relative_confidences(net, train, test, *how):
     """Return the mean confidence of sampling relative to the network, by precision."""
-    model, found = laplace(net, train, *how, 1.0), []
+    model, found = laplace(net, train, *how, 1.0).set_params(link_approx="mc"), []
     for precision in GRID:  # the curvature does not depend on the prior
         prior = torch.full_like(model.posterior_.prior_precision, precision)
         model.posterior_ = model.posterior_.replace(prior_precision=prior)
