@@ -298,7 +298,7 @@ def quantile_crps(
     --------
     >>> from sklaplace.metrics import quantile_crps
     >>> quantile_crps([0.5, 3.0], [[0.0, 1.0], [0.0, 2.0]], levels=[0.25, 0.75])
-    1.0
+    0.875
     """
     residuals, levels = check_quantiles(y_true, y_quantiles, levels)
     edges = np.r_[0, (levels[1:] + levels[:-1]) / 2, 1]
