@@ -16,6 +16,7 @@ from sklearn.model_selection import check_cv
 
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count, listed, plain
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.random import private_rng
 from sklaplace.data.dataset import TrainingData
 from sklaplace.data.split import hash_folds, sample_keys
@@ -117,7 +118,7 @@ class Conformal:
         }
         return replace(self, **chosen)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def weights(self) -> list[Array]:
         """One over the number of samples in the group of each sample, per model."""
         # groups are counted over the samples of all models
