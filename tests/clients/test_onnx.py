@@ -25,6 +25,11 @@ TOKENS = rng.integers(0, 20, size=(120, 6))
 LABELS = np.arange(120) % 3
 TARGETS = (np.sin(X[:, :1]) + rng.standard_normal((120, 1)) / 9).astype("f4")
 SINGLE = {"prior_precision": 1.0, "random_state": 0}
+# Relative errors of mean, variance and result. The exporter writes constants in single
+# precision. If every weight of these networks moves by half a unit in the last place,
+# the means move by up to 6e-7, the results by 6e-7 and the variances, which grow as a
+# power of distances, by 8e-6; the arithmetic of a pass adds to it.
+LIMITS = 2e-6, 5e-5, 2e-6
 
 
 class TinyTransformer(nn.Module):
@@ -113,7 +118,7 @@ def test_equals_estimator(name, tmp_path, figure):
         microseconds=1e6 * seconds(lambda: whole.run(None, one)),
         plain=1e6 * seconds(lambda: plain.run(None, {name: rows[:1]})),
     )
-    assert max(errors) < 1e-5
+    assert np.less(errors, LIMITS).all()
 
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user_guide" / "deployment.rst"
