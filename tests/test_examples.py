@@ -123,6 +123,16 @@ def test_the_corrected_bridge_detects_as_much_as_sampling(ood, setting, gain):
         assert means[method, "accuracy"] == pytest.approx(accuracy, abs=0.01)
 
 
+def test_the_rule_for_priors_measures_sampling(ood):
+    names = ood[0]
+    for setting, precision in names["chosen"].items():
+        ratios = [
+            run["mc", "conf."] / run["MAP", "conf."] for run in names["runs"][setting]
+        ]
+        expected = names["ratios"][setting, precision]
+        assert np.mean(ratios) == pytest.approx(expected, rel=1e-6)
+
+
 def test_centred_probits_detect_and_predict_better(ood):
     for setting in ood[0]["SETTINGS"]:
         own = ood[0]["means"][setting]
