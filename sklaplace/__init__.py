@@ -22,6 +22,7 @@ list.
 
 from sklearn.base import BaseEstimator as _BaseEstimator
 
+from sklaplace.core.versions import show_versions
 from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
@@ -53,6 +54,7 @@ __all__ = [
     "VariationalClassifier",
     "VariationalRegressor",
     "__version__",
+    "show_versions",
 ]
 
 TRUSTED_TYPES = [

@@ -123,6 +123,15 @@ class NetEstimator(BaseEstimator, ABC):
         estimator_: Any
         network_spec_: Any
 
+    # scikit-learn's diagram of an estimator links to its page
+    _doc_link_module = "sklaplace"
+    _doc_link_template = (
+        "https://sklaplace.readthedocs.io/en/stable/generated/sklaplace.{name}.html"
+    )
+
+    def _doc_link_url_param_generator(self) -> dict[str, str]:
+        return {"name": type(self).__name__}
+
     # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
     _has_groups = False
