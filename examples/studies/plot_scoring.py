@@ -9,9 +9,9 @@ five folds of tables with at most 3,000 rows.
 
 All methods predict quantiles, at the levels 0.05, 0.10, ..., 0.95. These quantiles
 determine the CRPS and the interval score. The log score is the negative log density of
-a Gaussian with the predicted mean and standard deviation. Methods that predict only
-quantiles have no log score. Lower scores are better. CRPS and interval score are in
-standard deviations of the target.
+a Gaussian with the predicted mean and standard deviation; ScoringBench uses that of a
+histogram. Methods that predict only quantiles have no log score. Lower scores are
+better. CRPS and interval score are in standard deviations of the target.
 
 :doc:`/reliability` shows the results of a larger run.
 
