@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import sklaplace
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [
@@ -128,7 +130,7 @@ def test_every_warning_is_explained():
     words = " ".join(faq.replace("*", "").split())
     found = [
         message
-        for path in sorted((ROOT / "sklaplace").rglob("*.py"))
+        for path in sorted(Path(sklaplace.__file__).parent.rglob("*.py"))
         for message in warnings_of(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert len(found) > 25
