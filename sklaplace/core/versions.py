@@ -9,7 +9,7 @@ import torch
 def show_versions() -> None:
     """Print the releases of this package and its dependencies, and the machine.
 
-    Paste the output into bug reports. It continues that of
+    Paste the output into bug reports. The output begins with the output of
     :func:`sklearn.show_versions`, which names Python, the system and the thread pools.
 
     Read more in the :doc:`User Guide </user_guide/faq>`.
