@@ -201,16 +201,29 @@ def test_images_of_files_are_compared(folder):
     names, printed = run_example(
         "laplace_bridge/plot_ood.py",
         ["--data", folder],
+        SEEDS=(0, 1),
         EPOCHS_OF_IMAGES=2,
         GRID=(1.0, 100.0),
     )
     for name in FILES:
         table = printed.split(f"AUROC, {name} images")[1]
+        largest = [
+            max(
+                np.std([run[method, name, "AUROC"] for run in names["runs"][setting]])
+                for setting in names["SETTINGS"]
+            )
+            for method in names["SHOWN"]
+        ]
+        shown = printed_numbers(table, "largest deviation")
+        np.testing.assert_allclose(shown, largest, atol=6e-4)
         for setting in names["SETTINGS"]:
             found = aurocs(names["means"][setting], name)
             shown = printed_numbers(table, setting)
             expected = [found[method] for method in names["SHOWN"]]
             np.testing.assert_allclose(shown, expected, atol=6e-4)
+    times = printed.split("milliseconds, one image")[1]
+    for setting in names["SETTINGS"]:
+        assert min(printed_numbers(times, setting)) > 0
 
 
 def test_sets_of_images_of_files_are_measured(folder):
