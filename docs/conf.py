@@ -53,6 +53,9 @@ bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 bibtex_reference_style = "author_year"
 
+# Publishers refuse programs that follow a DOI.
+linkcheck_ignore = [r"https://doi\.org/"]
+
 # Markdown
 myst_enable_extensions = ["deflist"]
 

@@ -39,6 +39,13 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "diagrams linked to the module of an estimator instead of its page",
+        "sklaplace/estimators/base.py",
+        "sklaplace.{name}.html",
+        "{name}.html",
+        "estimators/test_diagram.py::test_a_diagram_links_to_the_page_of_the_estimator",
+    ),
+    Mutation(
         "levels of the CRPS weighted equally",
         "sklaplace/metrics/regression.py",
         "_pinball(residuals, levels) @ np.diff(edges)",

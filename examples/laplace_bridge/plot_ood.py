@@ -10,7 +10,8 @@ question is whether the Laplace bridge, a Dirichlet distribution in closed form,
 unknown images as well as sampling.
 
 With IDX files of MNIST and of notMNIST or Fashion-MNIST in a folder ``DIR``, for
-example from torchvision, the study uses LeNets and these images instead:
+example from torchvision, the study uses LeNets and these images instead. The runs then
+share the training images, and differ in the seed and the test images:
 
 .. code-block:: bash
 

@@ -31,15 +31,16 @@ def show_versions() -> None:
             torch: ...
           threads: ...
              CUDA: ...
+             GPUs: ...
     """
     sklearn.show_versions()
     values = {
         name: import_module(name).__version__
         for name in ("sklaplace", "skorch", "torch")
     }
-    gpus = torch.cuda.device_count()
     values["threads"] = torch.get_num_threads()
-    values["CUDA"] = f"{torch.version.cuda}, {gpus} GPUs"
+    values["CUDA"] = torch.version.cuda
+    values["GPUs"] = torch.cuda.device_count()
     print("\nNetworks:")  # noqa: T201
     for name, value in values.items():
         print(f"{name:>13}: {value}")  # noqa: T201

@@ -1,16 +1,12 @@
-"""Printed versions, and links from diagrams to the pages of estimators."""
+"""Versions: printed, and in the citation."""
 
 import re
 from pathlib import Path
 
-import pytest
 import skorch
 import torch
 
 import sklaplace
-
-API = (Path(__file__).parents[2] / "docs" / "api.rst").read_text(encoding="utf-8")
-ESTIMATORS = [name.rpartition(".")[2] for name in sklaplace.TRUSTED_TYPES]
 
 
 def test_versions_are_printed_once_each(capsys):
@@ -23,18 +19,6 @@ def test_versions_are_printed_once_each(capsys):
     assert errors == ""
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_diagram_links_to_the_page_of_the_estimator(name):
-    kind = getattr(sklaplace, name)
-    link = kind()._get_doc_link()
-    assert f'href="{link}"' in kind()._repr_html_()
-    # the name of the page that autosummary generates
-    assert link.endswith(f"/generated/sklaplace.{name}.html")
-    assert re.search(rf"^   {name}$", API, re.M)
-
-
-def test_a_subclass_of_a_user_has_no_page():
-    class Own(sklaplace.LaplaceClassifier):
-        pass
-
-    assert Own()._get_doc_link() == ""
+def test_the_citation_names_the_version():
+    citation = (Path(__file__).parents[2] / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {sklaplace.__version__}\n" in citation

@@ -17,7 +17,7 @@ from sklaplace.data.arrays import (
 
 DATES = [
     np.datetime64("2020-01-01"),
-    np.datetime64("NaT"),
+    np.datetime64("NaT", "D"),
     np.timedelta64(0, "D"),
     dt.date(2020, 1, 1),
     dt.datetime(2020, 1, 1),

@@ -2,6 +2,7 @@
 
 import html
 import re
+from pathlib import Path
 
 import pytest
 from nets import blobs, waves
@@ -78,3 +79,26 @@ class TestDiagram:
 def test_callbacks_can_be_evaluated(settings):
     text = repr(sklaplace.MarglikTraining(**settings))
     assert repr(eval(text, vars(sklaplace))) == text
+
+
+ESTIMATORS = [
+    getattr(sklaplace, name.rpartition(".")[2]) for name in sklaplace.TRUSTED_TYPES
+]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS, ids=lambda kind: kind.__name__)
+def test_a_diagram_links_to_the_page_of_the_estimator(kind):
+    api = (DOCS / "api.rst").read_text(encoding="utf-8")
+    link = kind()._get_doc_link()
+    assert f'href="{link}"' in kind()._repr_html_()
+    # the name of the page that autosummary generates
+    assert link.endswith(f"/generated/sklaplace.{kind.__name__}.html")
+    assert re.search(rf"^   {kind.__name__}$", api, re.M)
+
+
+def test_a_subclass_of_a_user_has_no_page():
+    class Own(LaplaceClassifier):
+        pass
+
+    assert Own()._get_doc_link() == ""

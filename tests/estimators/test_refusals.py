@@ -484,7 +484,7 @@ def masked(values):
 WORDS = np.array(["a", "b", "c"])[Y]
 FRAME = pd.DataFrame(X, columns=["a", "b"])
 NULLABLE = FRAME.assign(b=pd.array([1, None] * 30, "Int64"))
-NO_DATES = np.datetime64("NaT")
+NO_DATES = np.datetime64("NaT", "D")
 # inputs of fit and predictions: error and word
 INPUTS = {
     "NaN": (replaced(X, np.nan, "f4"), ValueError, "X contains NaN"),
