@@ -22,9 +22,13 @@ MAX_TRANSPOSED_CLASSES = 20
 
 
 def _softmax(f: Tensor, function: Callable[..., Tensor] = torch.softmax) -> Tensor:
-    """Apply ``torch.softmax`` or ``torch.log_softmax`` to each row, (b, K)."""
-    is_narrow = f.shape[-1] <= MAX_TRANSPOSED_CLASSES
-    return function(f.mT, -2).mT if is_narrow else function(f, -1)
+    """Apply ``torch.softmax`` or ``torch.log_softmax`` to each row, (b, K).
+
+    The result has the memory layout of ``f``, except that with few classes, columns are
+    contiguous. Reading columns as rows takes several times as long.
+    """
+    by_column = f.shape[-1] <= MAX_TRANSPOSED_CLASSES or f.stride(-1) != 1
+    return function(f.mT, -2).mT if by_column else function(f, -1)
 
 
 class ClassificationLikelihood(Likelihood):
@@ -306,7 +310,11 @@ class Categorical(ClassificationLikelihood):
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""
-        return _softmax(f) - self._smoothed_targets(f, y)
+        if self.label_smoothing:
+            return _softmax(f) - self._smoothed_targets(f, y)
+        # a clone has the same memory layout, and changing it keeps autograd intact
+        minus_one = f.new_full((len(f), 1), -1)
+        return _softmax(f).clone().scatter_add_(-1, y.unsqueeze(-1), minus_one)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - onehot(y)``, (b, c)."""
@@ -320,7 +328,12 @@ class Categorical(ClassificationLikelihood):
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the function ``u -> p ∘ (u - pᵀu)``."""
         p = _softmax(f)
-        return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
+
+        def product(u: Tensor) -> Tensor:
+            weighted = p * u
+            return weighted.addcmul_(p, weighted.sum(-1, keepdim=True), value=-1)
+
+        return product
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Draw class indices (b,), given outputs (b, K) and uniform numbers (b, 1)."""

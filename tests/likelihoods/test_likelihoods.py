@@ -335,3 +335,23 @@ def test_several_noise_levels():
     assert_equal(likelihood.scale(SIGMA) * S @ S.mT, hessian, 1e-12)
     expected = torch.einsum("bcd,bd->bc", S @ S.mT, u)
     assert_equal(likelihood.hessian_operator(f)(u), expected, 1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("n_classes", [5, 30])
+def test_the_memory_layout_changes_no_derivative(n_classes, smoothing):
+    """Many classes by column keep their layout, since mixed layouts are slow."""
+    likelihood = Categorical(label_smoothing=smoothing)
+    f, u = normal(40, n_classes, seed=7), normal(40, n_classes, seed=8)
+    y = torch.arange(40) % n_classes
+    by_column = f.T.contiguous().T
+    for other in (f, by_column):
+        found = likelihood.hessian_operator(other)(u.T.contiguous().T)
+        p = f.softmax(1)
+        assert_equal(found, p * (u - (p * u).sum(1, keepdim=True)), 1e-14)
+        assert_equal(likelihood.loss(other, y), likelihood.loss(f, y), 1e-14)
+        leaf = f.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(likelihood.loss(leaf, y).sum(), leaf)
+        assert_equal(likelihood.gradient(other, y), slope, 1e-14)
+    if not smoothing:
+        assert likelihood.gradient(by_column, y).stride(0) == 1
