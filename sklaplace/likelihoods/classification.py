@@ -310,15 +310,15 @@ class Categorical(ClassificationLikelihood):
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""
-        if self.label_smoothing:
-            return _softmax(f) - self._smoothed_targets(f, y)
-        # a clone has the same memory layout, and changing it keeps autograd intact
-        minus_one = f.new_full((len(f), 1), -1)
-        return _softmax(f).clone().scatter_add_(-1, y.unsqueeze(-1), minus_one)
+        if not self.label_smoothing:
+            return self.score(f, y)
+        return _softmax(f) - self._smoothed_targets(f, y)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - onehot(y)``, (b, c)."""
-        return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
+        # a clone has the same memory layout, and changing it keeps autograd intact
+        minus_one = f.new_full((len(f), 1), -1)
+        return _softmax(f).clone().scatter_add_(-1, y.unsqueeze(-1), minus_one)
 
     def hessian(self, f: Tensor) -> OutputHessian:
         """Return ``diag p - p pᵀ``."""
