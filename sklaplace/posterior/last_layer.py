@@ -478,6 +478,8 @@ class LastLayerRecorder:
             return None
         features = torch.cat(self.features).double()
         fields = {"features": features, "head_map": self.head_map}
-        return LastLayerModel.of_batches(
+        model = LastLayerModel.of_batches(
             template, self.outputs, curvature, accumulator, **fields
         )
+        # by column, as `_layer_outputs` returns them; mixed layouts are slow
+        return replace(model, outputs=model.outputs.mT.contiguous().mT)

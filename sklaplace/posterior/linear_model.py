@@ -108,8 +108,7 @@ class LinearModel(ABC):
         targets = torch.cat([batch.targets for batch in batches])
         return cls(
             layout=template.layout,
-            # by column, as `forward` returns them; mixed layouts are slow
-            outputs=f.double().mT.contiguous().mT,
+            outputs=f.double(),
             targets=targets.double() if targets.is_floating_point() else targets,
             sample_weight=torch.cat([batch.weights for batch in batches]).double(),
             weights=template.weights,
