@@ -22,7 +22,7 @@ list.
 
 from sklearn.base import BaseEstimator as _BaseEstimator
 
-from sklaplace.core.versions import show_versions
+from sklaplace.core.versions import __version__, show_versions
 from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
@@ -32,8 +32,6 @@ from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
 from sklaplace.estimators.swag import SWAGClassifier, SWAGRegressor
 from sklaplace.estimators.variational import VariationalClassifier, VariationalRegressor
-
-__version__ = "0.1.0"
 
 __all__ = [
     "TRUSTED_TYPES",

@@ -1,9 +1,10 @@
-"""show_versions: the releases in use, for bug reports."""
-
-from importlib import import_module
+"""The version of this package, and the releases in use, for bug reports."""
 
 import sklearn
+import skorch
 import torch
+
+__version__ = "0.1.0"
 
 
 def show_versions() -> None:
@@ -35,12 +36,13 @@ def show_versions() -> None:
     """
     sklearn.show_versions()
     values = {
-        name: import_module(name).__version__
-        for name in ("sklaplace", "skorch", "torch")
+        "sklaplace": __version__,
+        "skorch": skorch.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "CUDA": torch.version.cuda,
+        "GPUs": torch.cuda.device_count(),
     }
-    values["threads"] = torch.get_num_threads()
-    values["CUDA"] = torch.version.cuda
-    values["GPUs"] = torch.cuda.device_count()
     print("\nNetworks:")  # noqa: T201
     for name, value in values.items():
         print(f"{name:>13}: {value}")  # noqa: T201
